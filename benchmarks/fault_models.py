@@ -4,6 +4,7 @@ The replay of the first wrong value was written with those in `SEEN`. It had not
 `HELD_OUT` before the first sample was drawn.
 """
 
+import importlib
 import itertools
 import math
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class Task:
 
     model: nn.Module
     batches: list[Any]
-    loss: Callable[[Callable[..., Any], Batch], Tensor]
+    loss: Callable[[nn.Module, Batch], Tensor]
     stream: str
 
 
@@ -52,7 +53,7 @@ def _with_targets(model: nn.Module, stream: str, *, floats: int = 0, memory: boo
         given = (torch.randn(2, TOKENS, floats),) if floats else (ids,)
         return {"args": given * (2 if memory else 1), "targets": torch.randint(VOCAB, (2, TOKENS))}
 
-    def loss(called: Callable[..., Any], batch: Any) -> Tensor:
+    def loss(called: nn.Module, batch: Any) -> Tensor:
         logits = call_model(called, batch["args"])
         return F.cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten())
 
@@ -164,10 +165,9 @@ class MixerBlock(nn.Module):
 
 def _x_transformers() -> Task:
     """A decoder of x-transformers with rotary positions and gated feed-forwards, if that is installed."""
-    from x_transformers import Decoder, TransformerWrapper
-
-    layers = Decoder(dim=WIDTH, depth=2, heads=2, attn_dim_head=16, rotary_pos_emb=True, ff_glu=True)
-    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=16, attn_layers=layers)
+    library = importlib.import_module("x_transformers")
+    layers = library.Decoder(dim=WIDTH, depth=2, heads=2, attn_dim_head=16, rotary_pos_emb=True, ff_glu=True)
+    model = library.TransformerWrapper(num_tokens=VOCAB, max_seq_len=16, attn_layers=layers)
     return _with_targets(model, r"attn_layers\.layers\.\d+\.2")
 
 

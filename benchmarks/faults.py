@@ -288,6 +288,7 @@ def _variance(draw: _Draw) -> Fault | None:
     path = draw.random.choice(norms)
     module = modules[path]
     name = _eps(module)
+    assert name is not None
     old = getattr(module, name)
 
     def flat(module: nn.Module, args: Any) -> Any:

@@ -24,7 +24,6 @@ import logging
 import math
 import random
 import re
-import sys
 import tempfile
 import time
 import warnings
@@ -262,7 +261,7 @@ def _checkpoint(task: Task) -> None:
     """Checkpoint the blocks."""
     for path, module in task.model.named_modules():
         if re.fullmatch(task.stream, path):
-            module.forward = _checkpointed(module.forward)  # type: ignore[method-assign]
+            module.forward = _checkpointed(module.forward)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,8 +286,9 @@ def judged(records: list[dict[str, Any]], store: Path) -> dict[str, Any]:
     record = records[-1]
     first_bad = min((r["first_bad"] for r in records if r["first_bad"] is not None), default=None)
     event = min(events, key=lambda e: (e.step, "module" not in e.data), default=None)
+    step = None if event is None else event.step
     alarm = min((r["alarm"] for r in records if r["alarm"] is not None), default=None)
-    found = min((s for s in (event and event.step, alarm) if s is not None), default=None)
+    found = min((s for s in (step, alarm) if s is not None), default=None)
     data = {} if event is None else dict(event.data)
     is_right = data.get("module") in record["modules"] and data.get("phase") == record["phase"]
     return record | {
@@ -299,7 +299,7 @@ def judged(records: list[dict[str, Any]], store: Path) -> dict[str, Any]:
         },
         "loss_alone": records[0]["first"].get("loss alone"),
         "alarm": alarm,
-        "event": event and event.step,
+        "event": step,
         "found": found,
         "answer": {
             key: data.get(key) for key in ("module", "phase", "kind", "cause", "op", "tensor", "seen")
@@ -325,7 +325,9 @@ def run_on_two_ranks(file: Path, which: str, seed: int, count: int) -> None:
     """Run the faults that the file lacks on rank 1 of two processes."""
     left = _left(file, which, seed, count, "two ranks")
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, (folder, file, which, seed, left), nprocs=2)
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined]
+            _rank, (folder, file, which, seed, left), nprocs=2
+        )
 
 
 def _rank(rank: int, folder: str, file: Path, which: str, seed: int, left: list[int]) -> None:
@@ -428,4 +430,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main())
+    main()

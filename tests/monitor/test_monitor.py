@@ -306,7 +306,7 @@ def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
     with Monitor(loop.model, loop.optimizer) as monitor:
         loss = loop.subject.loss(next(loop.batches))
         loss.backward()
-        kept = [weakref.ref(each) for each in monitor._now.cotangents.values()]
+        kept = [weakref.ref(each) for each in monitor._now.forwards._kept[-1].cotangents.values()]
         loop.optimizer.step()
         loop.optimizer.zero_grad()
         monitor.step(loss)

@@ -1,6 +1,5 @@
 """Monitor whose steps are events of a training script, instead of hooks and calls of `step`."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +47,8 @@ class Driven(Monitor):
         if self._plan is None:
             self._begin(args, kwargs)
             self._begun = self._step + 1
-        if self._now.replay is not None and not self._has_wrong_stream:
-            self._now.replay = dataclasses.replace(self._now.replay, args=args, kwargs=kwargs)
+        if not self._has_wrong_stream:
+            self._now.forwards.give(args, kwargs)
         self._looker.hold(args, kwargs)
         self._forward_ends(self._called, args, kwargs, output)
 
@@ -87,9 +86,9 @@ class Driven(Monitor):
     def _say_failure(self, error: Exception) -> None:
         say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False) -> None:
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, is_skipped: bool = False) -> None:
         num_before = len(self._events)
-        super()._trace(taken, where, is_after=is_after)
+        super()._trace(taken, where, is_after=is_after, is_skipped=is_skipped)
         for event in self._events[num_before:]:
             say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 

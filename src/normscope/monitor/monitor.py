@@ -1,6 +1,5 @@
 """Monitor: measures a run at every step, stores it, and raises alarms."""
 
-import dataclasses
 import functools
 import logging
 import math
@@ -22,6 +21,7 @@ from normscope.capture.alone import CommunicationError, alone, num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
+from normscope.monitor.alarms.wrong import SKIPS
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
@@ -37,12 +37,9 @@ from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, 
 from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import TURNS, Turns
-from normscope.monitor.wrong_value import Replay, first_wrong_value
 from normscope.recording.calls import bare, named_arguments
-from normscope.recording.tape import tensors_of
 from normscope.rules import Finding
 from normscope.subjects.feed import tensors_in
-from normscope.subjects.rng import keep_random_state
 
 LOG = logging.getLogger("normscope")
 EVERY = 10
@@ -162,6 +159,7 @@ class Monitor:
         self._events: list[Event] = []
         self._unstored = 0
         self._num_sound = TURNS  # steps since a wrong value
+        self._num_skipped = 1  # steps skipped since the last update; a loss scaler begins with a search
         self._is_on_device = False
         self._weights: Weights | None = None
         self._waiting: Taken | None = None
@@ -291,8 +289,7 @@ class Monitor:
     def _open(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the state at the beginning of a forward, and take its streams."""
         if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
-            self._now.forget()
-            self._now.replay = Replay(self._model, args, kwargs, keep_random_state(), self._autocast)
+            self._now.forwards.open(self._model, args, kwargs, self._autocast)
         self._looker.hold(args, kwargs)
         if self._plan is not None:
             self._streams.open(all_places=self._is_measured)
@@ -365,13 +362,8 @@ class Monitor:
         if self._is_measured:
             shape = () if first is None else tuple(first.shape)
             self._sites.see(held, self._streams.last_rms(), shape)
-        if was_wrong:
-            return
-        outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
-        self._now.num_outputs = len(outputs)
-        for number, tensor in enumerate(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._now.cotangents.__setitem__, number))
+        if not was_wrong:
+            self._now.forwards.close(output)
 
     @property
     def _is_measured(self) -> bool:
@@ -446,7 +438,7 @@ class Monitor:
         if self._plan is not None and not self._is_updated:
             self._now.gradients = gradients_of(self._plan.groups.parameters)
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False) -> None:
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, is_skipped: bool = False) -> None:
         """Find the first wrong value of a step; of wrong steps in a row, only that of the first.
 
         Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
@@ -455,37 +447,55 @@ class Monitor:
             taken: the step.
             where: where it was seen.
             is_after: whether it was seen in what the update left, and not in what it was given.
+            is_skipped: whether the loss scale alone may be the reason, which is no fault.
         """
         is_first = not taken.is_wrong and self._num_sound >= TURNS
-        taken.is_wrong = True
-        if not is_first or taken.replay is None:
+        taken.is_wrong = taken.is_wrong or not is_skipped
+        if not is_first or not len(taken.forwards):
             return
-        cotangents = [taken.cotangents.get(number) for number in range(taken.num_outputs)]
-        replay = dataclasses.replace(taken.replay, cotangents=cotangents if taken.cotangents else None)
         is_past = taken.weights is not None and not is_after
-        if not is_past:  # else the states are those after an update by wrong values
-            replay = dataclasses.replace(replay, optimizers=self._optimizers)
+        known = () if is_past else self._optimizers  # the states are those after an update by wrong values
+        is_updated = not is_past and taken.time > 0 and not taken.is_skipped
         if self._sharded is not None and self._plan is not None:
+            if is_skipped:
+                return
+            replay = taken.forwards.last(known)
             plan, rms = self._plan, self._streams.rms_of(taken.parts)[self._streams.columns]
             gradients = None if taken.gradients is None else taken.gradients.by_parameter()
             self._note_wrong(taken, where, self._sharded.first_wrong(where, replay, plan, rms, gradients))
             return
-        sentence = f"{where} is not finite, but a replay of the step's last forward is: the cause lies "
-        sentence += "on another rank, " if num_processes() > 1 else ""
-        sentence += "outside of the model, or in an earlier forward of the step"
+        sentence = f"{where} is not finite, but a replay of the step's forward and backward is: "
+        sentence += "the cause lies on another rank, " if num_processes() > 1 else "the cause lies "
+        sentence += "outside of the model"
+        if taken.forwards.num_dropped:
+            sentence += f", or in one of the step's first {taken.forwards.num_dropped} forwards"
         try:
             with apart(self._model, None), alone(), ExitStack() as held:
                 if is_past and taken.weights is not None:
                     held.enter_context(taken.weights.put())
-                found = first_wrong_value(replay)
+                found = taken.forwards.first_wrong(known, is_updated=is_updated)
         except CommunicationError as error:
             found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
+        if is_skipped:
+            if found is None or found.is_of_scale:
+                return
+            taken.is_wrong = True
         self._note_wrong(taken, where, {"sentence": sentence} if found is None else found.to_dict())
 
     def _note_wrong(self, taken: Taken, where: str, data: dict[str, Any]) -> None:
         self._events.append(
             Event(taken.step, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
         )
+
+    def _trace_skipped(self, taken: Taken) -> None:
+        """Trace a step whose optimizer did not step, as after a wrong gradient that only a loss scaler saw.
+
+        That is how a scaler finds its scale: in the first steps, and once in 2,000 after them. So a step is
+        traced if it follows an update, and after so many skipped ones that the scale cannot be the reason.
+        """
+        if self._num_skipped in (0, SKIPS):
+            self._trace(taken, "the gradient of a skipped step", is_skipped=True)
+        self._num_skipped += 1
 
     def _look_after_update(self, taken: Taken) -> None:
         """Look at some of the weights and states, and measure the update where it is due."""
@@ -572,6 +582,10 @@ class Monitor:
             self._trace(taken, f"{taken.names[wrong[0]]} after the update", is_after=True)
         if taken.loss is not None and not math.isfinite(loss):
             self._trace(taken, "the loss")
+        if taken.is_skipped:
+            self._trace_skipped(taken)
+        else:
+            self._num_skipped = 0
         rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
         if taken.measured is not None:
             rows.append(Row(taken.step, self._rank, taken.time, SITES, taken.measured))
@@ -605,7 +619,7 @@ class Monitor:
 
     @_guarded
     def _look_now(self, look: Look) -> list[Finding]:
-        if self._now.replay is not None or self._plan is None:
+        if len(self._now.forwards) or self._plan is None:
             self._looker.ask(look)
             return []
         event, found = self._looker.look(self._step, ASKED, look, self._plan.anatomy, self._facts["dtype"])
@@ -617,8 +631,8 @@ class Monitor:
     def _look_if_due(self, alarms: Sequence[Finding], now: Taken) -> None:
         """Look at the model at the end of a step where that is due; it does not count as time of the next."""
         assert self._plan is not None
-        cotangents = [now.cotangents.get(number) for number in range(now.num_outputs)]
-        done = self._looker.at_end(self._step, alarms, self._plan.anatomy, self._facts["dtype"], cotangents)
+        cotangents, dtype = now.forwards.cotangents, self._facts["dtype"]
+        done = self._looker.at_end(self._step, alarms, self._plan.anatomy, dtype, cotangents)
         if done is not None:
             self._clock += done[0].data["seconds"]
             self._events.append(done[0])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.forwards import Forwards
 from normscope.monitor.reductions import local, squares
 from normscope.monitor.streams import Part
-from normscope.monitor.wrong.types import Replay
 
 Floats = NDArray[np.float64]
 
@@ -50,9 +50,7 @@ class Taken:
         names, sizes: the weights and states whose turn it was, and their ‖x‖².
         loss: None if the loop gave none.
         scale: loss scale of half precision; None without one.
-        replay: of the forward to run again.
-        cotangents: gradients of the loss by the outputs, by number; they come with the backward.
-        num_outputs: number of outputs.
+        forwards: those of the step, to be run again.
         weights: the weights before the update, where the numbers are read after it.
         measured: values of the layout `SITES`, at the steps where they are due.
         is_wrong: whether a value of the step was found to be not finite.
@@ -70,22 +68,15 @@ class Taken:
     sizes: Tensor | None = None
     loss: Tensor | float | None = None
     scale: Tensor | None = None
-    replay: Replay | None = None
-    cotangents: dict[int, Tensor] = field(default_factory=dict)
-    num_outputs: int = 0
+    forwards: Forwards = field(default_factory=Forwards)
     weights: "Weights | None" = None
     measured: Floats | None = None
     is_wrong: bool = False
     _transfer: "_Transfer | None" = None
 
     def forget(self) -> None:
-        """Free the batch and the gradients of the outputs.
-
-        A loss that the script keeps holds the hooks that keep the gradients.
-        """
-        self.replay = None
-        self.cotangents.clear()
-        self.cotangents = {}
+        """Free the batches and the gradients of the outputs."""
+        self.forwards.clear()
 
     def send(self) -> None:
         """Begin to copy all numbers to the host, in one piece, without waiting."""

@@ -1,8 +1,9 @@
 """Find the first wrong value of a step by running the step again.
 
-A wrong value is NaN, infinity or finite garbage (|x| > 1e18). Searched in this order: the batch, parameters
-and buffers, the optimizer's state, the ops of the forward, the loss, the ops of the backward. The forward
-runs again from its own random state, so dropout draws the same; the model is left as it was.
+A wrong value is NaN, infinity or finite garbage (|x| > 1e18). Searched in this order: the batch, the
+optimizer's state of wrong parameters, parameters and buffers, all states, the ops of the forward, the loss,
+the ops of the backward. The forward runs again from its own random state, so dropout draws the same; the
+model is left as it was.
 """
 
 import inspect
@@ -43,16 +44,17 @@ def first_wrong_value(replay: Replay) -> WrongValue | None:
     model = bare(replay.model)
     found = (
         held_by.wrong_in_data(model, replay.args, replay.kwargs)
+        or held_by.wrong_in_optimizers(model, replay.optimizers, of_wrong=True)
         or held_by.wrong_in_model(model)
-        or next(filter(None, (held_by.wrong_in_optimizer(model, each) for each in replay.optimizers)), None)
+        or held_by.wrong_in_optimizers(model, replay.optimizers)
     )
     if found:
-        return _of_held(found, model)
+        return _of_held(found, model, replay.is_updated)
     with untouched(model):
         return _Rerun(model, replay).first()
 
 
-def _of_held(held: Held, model: nn.Module) -> WrongValue:
+def _of_held(held: Held, model: nn.Module, is_updated: bool) -> WrongValue:
     cause, evidence = {
         "data": (f"{held.kind} in the batch", ""),
         "parameter": (f"{held.kind} in a parameter or buffer", ""),
@@ -63,7 +65,7 @@ def _of_held(held: Held, model: nn.Module) -> WrongValue:
         if held.name in (sizes := held_by.exploded(model)):
             size, middle = sizes[held.name]
             evidence = f"Its RMS is {size:.3g}, the median of its kind {middle:.3g}."
-    sentence = words.of_held(held, evidence)
+    sentence = words.of_held(held, evidence, is_updated)
     return WrongValue(
         held.module, 0, "", "", "", held.phase, held.kind, held.name, cause, (held.range,), sentence
     )

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,23 @@ def wrong_in_model(model: nn.Module) -> Held | None:
     return first_in("parameter", parameters + buffers)
 
 
-def wrong_in_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held | None:
-    """The first tensor of the optimizer's state with a wrong value."""
+def wrong_in_optimizers(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, of_wrong: bool = False
+) -> Held | None:
+    """The first learning rate, or tensor of an optimizer's state, with a wrong value.
+
+    Args:
+        of_wrong: whether to look only at those of parameters that hold wrong values themselves. A step whose
+            gradient is wrong is traced before its update. So what is wrong in both came by the update.
+    """
     names = {id(p): name for name, p in named_parameters(model)}
     held = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+    for number, (optimizer, group) in enumerate(groups):
+        parameters = [p for p in group["params"] if not of_wrong or kind_of(p) is not None]
+        if parameters:
+            held.append((f"learning rate of group {number}", "", torch.as_tensor(group["lr"])))
+        for parameter in parameters:
             name = names.get(id(parameter), "a parameter outside of the model")
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):

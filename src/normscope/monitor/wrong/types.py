@@ -28,7 +28,8 @@ class Replay:
         cotangents: gradient of the loss by each floating-point tensor of the output, in their order; None
             where a tensor has none. None altogether: unknown.
         loss: value of the loss, if known.
-        optimizers: the optimizers, whose states are examined.
+        optimizers: the optimizers, whose states and learning rates are examined.
+        is_updated: whether the optimizer has stepped since the backward.
         loss_fn: the loss as a function of the output, if it can be run again: a wrong loss is then traced
             to its op.
     """
@@ -41,6 +42,7 @@ class Replay:
     cotangents: Sequence[Tensor | None] | None = None
     loss: Tensor | float | None = None
     optimizers: Sequence[torch.optim.Optimizer] = ()
+    is_updated: bool = False
     loss_fn: Callable[[Any], Tensor] | None = None
 
 
@@ -104,6 +106,14 @@ class WrongValue:
     def site(self) -> str:
         """The module, with its call from the second on."""
         return at_call(self.module, self.call)
+
+    @property
+    def is_of_scale(self) -> bool:
+        """Whether it is an overflow of half precision in the backward, which a smaller loss scale avoids."""
+        is_gradient = self.phase == "loss" and not self.op
+        return self.kind == "infinity" and (
+            is_gradient or (self.phase == "backward" and self.cause == "overflow of float16")
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain data for JSON."""

@@ -10,19 +10,20 @@ KINDS = {"NaN": "a NaN", "infinity": "an infinity", "garbage": "a finite value a
 HOLDS = {"NaN": "NaN", "infinity": "infinity", "garbage": "finite values above 1e18"}
 
 
-def of_held(held: Held, evidence: str) -> str:
+def of_held(held: Held, evidence: str, is_updated: bool = False) -> str:
     """Say which tensor a step began with is wrong."""
     what = {
         "data": f"The batch's {held.name}",
         "parameter": f"Parameter or buffer {held.name}",
         "optimizer state": f"The optimizer's {held.name}",
     }[held.phase]
+    when = "after the update" if is_updated else "before the forward"
     size = math.prod(held.range.shape)
     others = "1 other tensor is" if held.others == 1 else f"{held.others} other tensors are"
     more = f" {others} wrong as well." if held.others else ""
     first = f"{held.count} of its {size} entries, the first at {list(held.index)}"
     last = f" {evidence}" if evidence else ""
-    return f"{what} holds {HOLDS[held.kind]} before the forward: {first}.{more}{last}"
+    return f"{what} holds {HOLDS[held.kind]} {when}: {first}.{more}{last}"
 
 
 def of_op(

@@ -1,0 +1,141 @@
+"""Forwards of one step, each with what it takes to run it again."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normscope.monitor.wrong_value import Replay, WrongValue, first_wrong_value
+from normscope.recording.tape import tensors_of
+from normscope.subjects.rng import keep_random_state
+
+KEPT_BYTES = 256 << 20
+"""Largest memory of the arguments and gradients of a step's earlier forwards; the oldest are dropped first.
+
+Those of the last forward are kept in any case. Weights are not copied.
+"""
+
+_LATER = {"loss": 1, "backward": 2}
+"""Phases that come after every forward with the same backward."""
+
+
+@dataclass
+class _Forward:
+    """One forward.
+
+    Attributes:
+        replay: what it takes to run it again, without the gradients of its outputs.
+        joins: whether it began before the backward of the forward before it.
+        num_outputs: number of its floating-point outputs; None until it ends.
+        cotangents: gradients of the loss by the outputs, by their numbers; they come in the backward.
+    """
+
+    replay: Replay
+    joins: bool
+    num_outputs: int | None = None
+    cotangents: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its arguments and gradients."""
+        held = [*tensors_of((self.replay.args, self.replay.kwargs)), *self.cotangents.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    @property
+    def each_cotangent(self) -> list[Tensor | None]:
+        """The gradient by each output, None where there is none."""
+        return [self.cotangents.get(number) for number in range(self.num_outputs or 0)]
+
+    def whole(self, optimizers: Sequence[Optimizer], *, is_updated: bool) -> Replay:
+        """The replay with the gradients of its outputs."""
+        cotangents = self.each_cotangent if self.cotangents else None
+        return dataclasses.replace(
+            self.replay, cotangents=cotangents, optimizers=optimizers, is_updated=is_updated
+        )
+
+
+class Forwards:
+    """The forwards of one step, to be run again.
+
+    Attributes:
+        num_dropped: number of earlier forwards that were dropped.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Forward] = []
+        self.num_dropped = 0
+
+    def clear(self) -> None:
+        """Free the batches and gradients; a loss that the script keeps holds the hooks that keep them."""
+        for forward in self._kept:
+            forward.cotangents.clear()
+        self._kept, self.num_dropped = [], 0
+
+    def open(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        autocast: torch.dtype | None,
+    ) -> None:
+        """A forward begins."""
+        if self._kept and self._kept[-1].num_outputs is None:  # it raised
+            self._kept.pop()
+        while sum(forward.num_bytes for forward in self._kept) > KEPT_BYTES:
+            self._kept.pop(0).cotangents.clear()
+            self.num_dropped += 1
+        joins = bool(self._kept) and not self._kept[-1].cotangents
+        self._kept.append(_Forward(Replay(model, args, kwargs, keep_random_state(), autocast), joins))
+
+    def give(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Set the arguments of the forward that has begun, which were not known then."""
+        self._kept[-1].replay = dataclasses.replace(self._kept[-1].replay, args=args, kwargs=kwargs)
+
+    def close(self, output: Any) -> None:
+        """The forward that has begun ends; its outputs tell their gradients in the backward."""
+        if not self._kept:
+            return
+        forward = self._kept[-1]
+        outputs = [tensor for tensor in tensors_of(output) if tensor.is_floating_point()]
+        forward.num_outputs = len(outputs)
+        for number, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(forward.cotangents.__setitem__, number))
+
+    @property
+    def cotangents(self) -> list[Tensor | None]:
+        """Gradients of the loss by the outputs of the last forward."""
+        return self._kept[-1].each_cotangent if self._kept else []
+
+    def last(self, optimizers: Sequence[Optimizer]) -> Replay:
+        """The last forward, to be run again."""
+        return self._kept[-1].whole(optimizers, is_updated=False)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def first_wrong(self, optimizers: Sequence[Optimizer], *, is_updated: bool = False) -> WrongValue | None:
+        """The first wrong value of the step; None if running it again gives none.
+
+        Of forwards with one backward, all that their forwards make comes before the backward.
+        """
+        for group in self._groups():
+            replays = (forward.whole(optimizers, is_updated=is_updated) for forward in group)
+            answers = map(first_wrong_value, replays)
+            found = [answer for answer in answers if answer is not None]
+            if found:
+                return min(found, key=lambda answer: _LATER.get(answer.phase, 0))
+        return None
+
+    def _groups(self) -> Iterator[list[_Forward]]:
+        """Forwards with one backward."""
+        ended = [forward for forward in self._kept if forward.num_outputs is not None]
+        numbers = itertools.accumulate(not forward.joins for forward in ended)
+        for _, pairs in itertools.groupby(zip(numbers, ended, strict=True), key=lambda pair: pair[0]):
+            yield [forward for _, forward in pairs]
