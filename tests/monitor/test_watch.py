@@ -23,6 +23,7 @@ from normscope.cli.watch_view import BLOCKS, PLAIN, picture
 from normscope.errors import UsageError
 from normscope.maps import Store
 from normscope.monitor import Event, Layout, Raised, Row, RunStore, scene
+from normscope.monitor.alarms import NOT_MEASURED
 from normscope.monitor.scene import Scene, Watcher
 from normscope.report.console import as_text
 from normscope.rules import Finding, Severity
@@ -163,6 +164,13 @@ def test_a_run_that_ends_fails_or_dies(store: RunStore, path: Path) -> None:
     now = Watcher(died).look()
     assert (now.state, now.reason) == ("gone", f"process {child} no longer runs")
     assert f"gone: process {child} no longer runs" in text_of(now).replace("\n", " ")
+
+
+def test_a_loss_that_was_not_given_is_no_nan(store: RunStore, path: Path) -> None:
+    store.add([step_row(201, NOT_MEASURED)])
+    now = Watcher(path).look()
+    assert (now.figure("loss"), now.figure("lr")) == (None, 3e-4)
+    assert "loss nan" not in text_of(now)
 
 
 def test_the_map_takes_quantities_of_every_step_too(path: Path) -> None:

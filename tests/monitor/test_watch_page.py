@@ -255,14 +255,17 @@ def held(answer: dict[str, Any], alarms: int, events: int = 0) -> dict[str, Any]
 def test_the_figures_of_a_run(server: Server, store: RunStore) -> None:
     store.add([row(101, math.nan, 1e-3, math.inf, -math.inf)])
     store.add(
-        events=[Event(101, 0, 1.0, "first-wrong-value", {"sentence": "Here."}), Event(9, 0, 1.0, "x", {})]
+        events=[
+            Event(101, 0, 1.0, "first-wrong-value", {"sentence": "Here."}),
+            Event(9, 0, 1.0, "x", {"a": "b", "all": [1]}),
+        ]
     )
     now = figures_of(server)
     assert (now["state"], now["last_step"], now["model"]) == ("running", 101, HOSTILE)
     assert (now["quantity"], now["sites"]) == ("stream/rms", ["blocks.0", "blocks.1"])
     assert now["figures"]["loss"] == "nan"
     assert now["first_wrong_value"]["data"]["sentence"] == "Here."
-    assert [each["kind"] for each in now["events"]] == ["x"]
+    assert [(each["kind"], each["data"]) for each in now["events"]] == [("x", {"a": "b"})]
     assert now["alarms"][0]["message"] == "At step 50."
     loss, heat = now["loss"], now["heat"]
     assert (loss["first"], loss["last"]) == ([*range(1, 102)], [*range(1, 102)])

@@ -120,11 +120,17 @@ class Figures:
                 "heat": _columns(scene.heat, same.get("heat")),
                 "against": None if scene.against is None else _beside(scene.against, same),
                 "alarms": whole["alarms"][first_alarm:],
-                "events": whole["events"][first_event:],
+                "events": [_short(event) for event in whole["events"][first_event:]],
                 "first_alarm": first_alarm,
                 "first_event": first_event,
             }
         )
+
+
+def _short(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without its lists: a look at the model holds all that it measured."""
+    data = {name: value for name, value in event["data"].items() if isinstance(value, str | int | float)}
+    return event | {"data": data}
 
 
 def _beside(against: Comparison, same: Mapping[str, str]) -> dict[str, Any]:

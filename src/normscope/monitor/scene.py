@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from normscope.errors import UsageError, suggest
 from normscope.monitor.against import Comparison, Rival
+from normscope.monitor.alarms import is_measured
 from normscope.monitor.grids import Grids
 from normscope.monitor.row import FIRST_WRONG_VALUE, Event, Layout, Raised, Row
 from normscope.monitor.store import Grid, RankState, RunReader
@@ -89,13 +90,13 @@ class Scene:
         return max((row.step for row, _ in self.last if row.rank == rank), default=None)
 
     def figure(self, quantity: str) -> float | None:
-        """Last value of a quantity of the whole model on `rank`; None if no row has it."""
+        """Last value of a quantity of the whole model on `rank`; None if the last row lacks it."""
         found = (
             float(value)
             for row, layout in self.last
             if row.rank == self.rank
-            for column, value in zip(layout, row.values, strict=True)
-            if column == (quantity, "")
+            for column, value, is_known in zip(layout, row.values, is_measured(row.values), strict=True)
+            if column == (quantity, "") and is_known
         )
         return next(found, None)
 

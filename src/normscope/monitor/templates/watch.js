@@ -38,7 +38,7 @@
     const shape = Array.isArray(input.shape) ? ` [${input.shape.join(", ")}]` : "";
     const values = [input.low, input.high].every((value) => value !== null && value !== undefined) ? `, ${figure(input.low)} to ${figure(input.high)}` : "";
     const bad = [["num_nan", "NaN"], ["num_infinite", "infinite"]].filter(([name]) => input[name]).map(([name, word]) => `, ${input[name]} ${word}`);
-    return `${input.name ?? ""}: ${input.dtype ?? ""}${shape}${values}${bad.join("")}`;
+    return `${input.name ? input.name + ": " : ""}${input.dtype ?? ""}${shape}${values}${bad.join("")}`;
   };
   const where = (record) => `step ${record.step}` + (now.ranks.length > 1 ? `, rank ${record.rank}` : "");
   const earlier = (record) =>
@@ -272,6 +272,11 @@
     pinLines(svg, UPPER, HEIGHT - LOWER, true);
     if (level !== null) svg.append(drawn("line", { x1: place.left, x2: place.right, y1: up(level), y2: up(level), class: "level" }));
     for (const [columns, css] of runs.toReversed()) curve(svg, columns, css, up);
+    const rescues = events.filter((each) => each.kind === "rescue" && each.step > place.low && each.step <= place.high);
+    for (const step of new Set(rescues.map((each) => each.step))) {
+      const x = across(step - 0.5);
+      svg.append(drawn("path", { d: `M${x - 4},${HEIGHT - LOWER}h8l-4,-9z`, class: "rescue" }));
+    }
     const key = [];
     const entry = (css, dashed, words) => {
       const node = make("span");
@@ -280,6 +285,11 @@
     };
     if (now.against) { entry("of-run", false, at("name").textContent); entry("of-good", true, now.against.name); }
     if (level !== null) entry("of-level", true, `entropy of the targets, ${figure(level)}`);
+    if (rescues.length) {
+      const node = make("span");
+      node.append(make("b", "▲ ", "of-rescue"), `rescue, ${many(rescues.length, "intervention")}`);
+      key.push(node);
+    }
     at("loss-key").replaceChildren(...key);
     const broken = now.loss.broken;
     const span = now.loss.first.length ? `Steps ${now.loss.first[0]} to ${now.loss.last.at(-1)}: ` : "";
