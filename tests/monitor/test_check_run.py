@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import signal
 import sqlite3
 import subprocess
@@ -90,6 +91,7 @@ def test_a_run_without_alarms_is_healthy(store: RunStore, path: Path) -> None:
     store.end()
     report = check_run(path)
     assert (report.verdict, report.why, report.findings) == ("healthy", "no alarm in 120 steps", ())
+    report.assert_healthy()
     found = report.figures
     assert (found.first_step, found.last_step, found.num_steps, found.num_missing) == (1, 120, 120, 0)
     assert (found.seconds, found.tokens, found.tokens_per_second) == (30.0, 122880.0, 4096.0)
@@ -122,6 +124,13 @@ def failed_monitor(store: RunStore) -> None:
     store.end()
 
 
+def ranks_left_out(store: RunStore) -> None:
+    add_steps(store, 120)
+    sentence = "rank 1 has written no row to this store: not compared"
+    store.add(events=[Event(120, 0, 1.0, "ranks", {"sentence": sentence})])
+    store.end()
+
+
 def a_gap(store: RunStore) -> None:
     add_steps(store, 120)
     add_steps(store, 140, first=130)
@@ -148,6 +157,7 @@ def no_streams(store: RunStore) -> None:
         (still_running, "the run still goes on at step 120"),
         (interrupted, "the run was interrupted after step 120"),
         (failed_monitor, "the monitor stopped at step 120: RuntimeError: no room"),
+        (ranks_left_out, "rank 1 has written no row to this store: not compared"),
         (a_gap, "9 steps before the last have no figures"),
         (no_loss, "the loss was not measured at every step"),
         (no_streams, "the residual stream was not measured at every step"),
@@ -160,6 +170,8 @@ def test_what_is_partly_unread_is_not_judged_healthy(
     report = check_run(path)
     assert (report.verdict, report.why) == ("undecided", why)
     assert report.severities == {"warning"}
+    with pytest.raises(AssertionError, match=f"verdict 'undecided', {re.escape(why)}"):
+        report.assert_healthy()
 
 
 def test_a_run_that_failed_says_after_which_step_and_why(store: RunStore, path: Path) -> None:

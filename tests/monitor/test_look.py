@@ -12,6 +12,7 @@ from test_monitor import Loop
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.monitor import Event, Look, Monitor, RunReader, check_run
 from normscope.monitor.look import LEAST_APART, Looker
@@ -271,6 +272,18 @@ def test_inputs_are_held_without_their_graph() -> None:
     assert held.grad_fn is None
     assert more["more"][0].grad_fn is None
     assert held.data_ptr() == embedded.data_ptr()
+
+
+class Unreadable(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+def test_arguments_that_cannot_be_held_are_a_matter_of_looks_alone() -> None:
+    looker = Looker(None, nn.Identity(), 0)
+    looker.hold((), Unreadable(x=1))
+    event, _ = looker.look(1, "asked for", Look(), Anatomy(()), "float32")
+    assert "no forward with gradients has been seen" in event.data["sentence"]
 
 
 def test_a_schedule_of_less_than_a_step_is_refused() -> None:

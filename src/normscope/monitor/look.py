@@ -82,8 +82,11 @@ class Looker:
         self._last: dict[bool, int] = {}  # step of the last look at an alarm, by whether it was an error
 
     def hold(self, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Hold the arguments of a forward, without their graph."""
-        self._inputs = map_tensors(Tensor.detach, args), map_tensors(Tensor.detach, kwargs)
+        """Hold the arguments of a forward, without their graph; none where they cannot be held."""
+        try:
+            self._inputs = map_tensors(Tensor.detach, args), map_tensors(Tensor.detach, kwargs)
+        except Exception:  # arguments can be anything, and only a look needs them
+            self._inputs = None
 
     def ask(self, look: Look) -> None:
         """Look at the end of the step."""

@@ -12,7 +12,7 @@ from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
 from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
-from normscope.monitor.row import LOOK, RESCUE, Event
+from normscope.monitor.row import LOOK, RANKS, RESCUE, Event
 from normscope.monitor.scene import Scene, Watcher, of_event
 from normscope.report.report import strict
 from normscope.rules import Finding, Record, Severity, matches, parse_codes
@@ -136,6 +136,17 @@ class RunReport:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
+    def assert_healthy(self) -> None:
+        """Raise AssertionError, with the verdict, its reason and the findings, unless it is "healthy".
+
+        For a test or a job that comes after a training run.
+        """
+        __tracebackhide__ = True  # pytest shows the caller's line
+        if self.verdict != "healthy":
+            named = [each for each in self.findings if each.severity is not Severity.NOTE]
+            listed = "".join(f"\n  {each.severity} {_named(each)}: {each.finding.message}" for each in named)
+            raise AssertionError(f"{self.scene.path}: verdict {self.verdict!r}, {self.why}{listed}")
+
     def __repr__(self) -> str:
         """Store, verdict and codes, for a prompt."""
         codes = ", ".join(dict.fromkeys(each.finding.code for each in self.findings))
@@ -224,6 +235,7 @@ def _open(scene: Scene, figures: Figures) -> Iterator[str]:
     failed = next((event for event in scene.events if event.kind == MONITOR_FAILED), None)
     if failed is not None:
         yield f"the monitor stopped at step {failed.step}: {failed.data.get('error')}"
+    yield from (sentence_of(event) for event in scene.events if event.kind == RANKS)
     if not figures.num_steps:
         yield "no step was stored"
     elif figures.num_steps < LEAST_STEPS:
