@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from normscope.monitor import Look, Monitor, together
+from normscope.monitor import monitor as monitor_of_runs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "capture" / "scripts"))
 from parts import VOCABULARY, Decoder, cross_entropy
@@ -334,6 +335,12 @@ def shard_stream(rank: int, size: int, folder: Path) -> None:
             model.blocks[1].mlp.register_forward_hook(lambda module, args, output: output * float("nan"))
 
     shard_wrong(rank, folder, spoil)
+
+
+def shard_stream_late(rank: int, size: int, folder: Path) -> None:
+    """The same, where the numbers of a step are read at the next one, as on a GPU."""
+    monitor_of_runs.is_on_device = lambda model: True
+    shard_stream(rank, size, folder)
 
 
 def shard_wrong(rank: int, folder: Path, spoil: Callable[[nn.Module], object]) -> None:

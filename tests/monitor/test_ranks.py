@@ -249,7 +249,7 @@ def test_a_replica_is_read_as_the_model_is(spec: str, most: int, monkeypatch: py
     subject = load(spec)
     before = [p.detach().clone() for p in subject.model.parameters()]
     expected = plan_of(subject.model, subject.batch)
-    found, attention = Sharded(subject.model, []).read(subject.batch)
+    found, attention = Sharded(subject.model).read(subject.batch)
     attention.remove()
     for name in ("streams", "columns", "places", "beside"):
         assert getattr(found, name) == getattr(expected, name), name
@@ -278,7 +278,7 @@ def test_a_model_that_is_reached_from_its_replica_is_not_run() -> None:
     outside: list[Any] = []
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), Reaching(outside))
     outside.append(model[0])
-    plan, _ = Sharded(model, []).read(torch.randn(2, 3, 4))
+    plan, _ = Sharded(model).read(torch.randn(2, 3, 4))
     assert plan.streams == ()
     assert "a part of it is reached from outside, Linear" in plan.notes[0]
     assert len(plan.groups.parameters) == 2
@@ -302,6 +302,14 @@ def test_a_model_that_is_reached_from_its_replica_is_not_run() -> None:
             "The first stream that is not finite on this rank is that at blocks.1, that at blocks.0 is ",
             "The streams are finite on this rank, the gradients of ",
             id="stream",
+        ),
+        pytest.param(
+            "shard_stream_late",
+            "blocks.1",
+            "forward",
+            "The first stream that is not finite on this rank is that at blocks.1, that at blocks.0 is ",
+            "The streams are finite on this rank, the gradients of ",
+            id="stream, read late",
         ),
     ],
 )

@@ -147,7 +147,7 @@ class Monitor:
             )
         self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
-        self._sharded = Sharded(self._model, self._optimizers) if is_sharded(self._model) else None
+        self._sharded = Sharded(self._model) if is_sharded(self._model) else None
         self._facts["sharded"] = self._sharded is not None
         self._judges = Judges(self._facts)
         self._plan: Plan | None = None
@@ -456,13 +456,7 @@ class Monitor:
         is_past = taken.weights is not None and not is_after
         known = () if is_past else self._optimizers  # the states are those after an update by wrong values
         is_updated = not is_past and taken.time > 0 and not taken.is_skipped
-        if self._sharded is not None and self._plan is not None:
-            if is_skipped:
-                return
-            replay = taken.forwards.last(known)
-            plan, rms = self._plan, self._streams.rms_of(taken.parts)[self._streams.columns]
-            gradients = None if taken.gradients is None else taken.gradients.by_parameter()
-            self._note_wrong(taken, where, self._sharded.first_wrong(where, replay, plan, rms, gradients))
+        if self._sharded is not None and is_skipped:
             return
         sentence = f"{where} is not finite, but a replay of the step's forward and backward is: "
         sentence += "the cause lies on another rank, " if num_processes() > 1 else "the cause lies "
@@ -473,6 +467,9 @@ class Monitor:
             with apart(self._model, None), alone(), ExitStack() as held:
                 if is_past and taken.weights is not None:
                     held.enter_context(taken.weights.put())
+                if self._sharded is not None:
+                    self._note_wrong(taken, where, self._traced_in_shards(self._sharded, taken, where, known))
+                    return
                 found = taken.forwards.first_wrong(known, is_updated=is_updated)
         except CommunicationError as error:
             found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
@@ -481,6 +478,15 @@ class Monitor:
                 return
             taken.is_wrong = True
         self._note_wrong(taken, where, {"sentence": sentence} if found is None else found.to_dict())
+
+    def _traced_in_shards(
+        self, sharded: Sharded, taken: Taken, where: str, optimizers: Sequence[Optimizer]
+    ) -> dict[str, Any]:
+        """The first wrong figure of a sharded model, as data of an event."""
+        assert self._plan is not None
+        rms = self._streams.rms_of(taken.parts)[self._streams.columns]
+        gradients = None if taken.gradients is None else taken.gradients.by_parameter()
+        return sharded.first_wrong(where, taken.forwards.last(optimizers), self._plan, rms, gradients)
 
     def _note_wrong(self, taken: Taken, where: str, data: dict[str, Any]) -> None:
         self._events.append(

@@ -11,13 +11,11 @@ the same values, so that the squares of all ranks' figures add up to the square 
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from normscope.anatomy import Anatomy
@@ -51,11 +49,10 @@ class Sharded:
 
     Args:
         model: the model, without wrappers besides those of FSDP.
-        optimizers: its optimizers.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._model, self._optimizers = model, optimizers
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._parameters = dict(named_parameters(model, remove_duplicate=False))
         self._handles = handles(model)
         self.note = (
@@ -118,7 +115,7 @@ class Sharded:
             rms: [streams] RMS of each.
             gradients: [parameters] squares of their norms; None before the backward.
         """
-        found = held.wrong_in_data(self._model, replay.args, replay.kwargs) or self._wrong_in_shards()
+        found = held.wrong_in_data(self._model, replay.args, replay.kwargs) or self._wrong_in_shards(replay)
         if found is not None:
             data = {"module": found.module, "phase": found.phase, "kind": found.kind, "tensor": found.name}
             return data | {"sentence": words.of_held(found, "")}
@@ -144,13 +141,13 @@ class Sharded:
             return {"phase": "backward", "sentence": sentence + NO_REPLAY}
         return {"sentence": f"{where} is not finite on this rank, all other figures are.{NO_REPLAY}"}
 
-    def _wrong_in_shards(self) -> held.Held | None:
+    def _wrong_in_shards(self, replay: Replay) -> held.Held | None:
         """The first parameter, or optimizer state, with a wrong value in this rank's shard."""
         names = {id(p): name for name, p in self._parameters.items()}
         owned = [(f"{name}, this rank's shard,", held.owner(name), p) for name, p in self._parameters.items()]
         states = [
             (f"{key} of {names[id(p)]}, this rank's shard,", held.owner(names[id(p)]), value)
-            for optimizer in self._optimizers
+            for optimizer in replay.optimizers
             for p, state in optimizer.state.items()
             for key, value in (state.items() if id(p) in names else ())
             if isinstance(value, Tensor)
