@@ -300,6 +300,14 @@ def test_ranks_that_part_are_found_by_judging_all_rows_together(path: Path) -> N
     assert (again.by, again.finding.message) == ("monitor", "They parted.")
 
 
+def test_shards_are_not_compared(path: Path) -> None:
+    two_ranks(path, apart=20)
+    with RunStore(path, rank=0, resume=True) as store:
+        store.note("facts", {"sharded": True})
+        store.end()
+    assert check_run(path).findings == ()
+
+
 def test_ranks_that_agree_raise_nothing(path: Path) -> None:
     two_ranks(path, apart=None)
     assert check_run(path).findings == ()

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
 from normscope.capture.alone import alone, require_no_sync
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.row import LOOK, Event
+from normscope.monitor.sharded import is_sharded
 from normscope.probes import PROBES, Budget, Measurement, Measurements, Spending, measure_jacobian
 from normscope.recording.calls import named_arguments, reaches
 from normscope.recording.tape import tensors_of
@@ -159,7 +159,7 @@ class Looker:
             raise ValueError("no forward with gradients has been seen")
         if not anatomy.stacks:
             raise ValueError("no residual stream was read")
-        if any(isinstance(parameter, DTensor) for parameter in self._model.parameters()):
+        if is_sharded(self._model):
             raise ValueError("its weights are sharded over processes, and one process cannot run it alone")
         require_no_sync(self._model)
         batch = named_arguments(self._model, *self._inputs)
