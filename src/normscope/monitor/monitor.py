@@ -23,6 +23,7 @@ from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.alarms.wrong import SKIPS
 from normscope.monitor.attention import AttentionWatch
+from normscope.monitor.entropy import TargetsEntropy
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
@@ -88,7 +89,8 @@ class Monitor:
         optimizer: the optimizer, or several; accelerate's wrapper is looked through.
         store: SQLite file to write, for `normscope watch`; None keeps only `alarms`.
         every: steps between two looks at all figures, and between two writes to the store.
-        entropy: entropy of the targets in nats, if it is known: the loss is compared with it.
+        entropy: entropy of the targets in nats, with which the loss is compared; None estimates it from the
+            targets of the first steps, see `entropy.py`.
         on_alarm: called with each new alarm; None logs it as a warning of the logger "normscope".
         resume: whether `store` may hold earlier steps of this run.
         start: number of steps that the run took before; None takes the last one of `store` to `resume`.
@@ -150,6 +152,7 @@ class Monitor:
         self._sharded = Sharded(self._model) if is_sharded(self._model) else None
         self._facts["sharded"] = self._sharded is not None
         self._judges = Judges(self._facts)
+        self._entropy = TargetsEntropy()
         self._plan: Plan | None = None
         self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
@@ -592,6 +595,8 @@ class Monitor:
             self._trace_skipped(taken)
         else:
             self._num_skipped = 0
+        if not self._entropy.is_over and "entropy" not in self._facts:
+            self._find_entropy(taken)
         rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
         if taken.measured is not None:
             rows.append(Row(taken.step, self._rank, taken.time, SITES, taken.measured))
@@ -643,6 +648,20 @@ class Monitor:
             self._clock += done[0].data["seconds"]
             self._events.append(done[0])
             self._flush()
+
+    def _find_entropy(self, taken: Taken) -> None:
+        """Estimate the entropy of the targets, if a cross-entropy of a whole step is seen."""
+        cotangents = [each for each in taken.forwards.cotangents if each is not None]
+        if not cotangents or taken.is_wrong:
+            return
+        last = taken.forwards.last(self._optimizers)
+        found = self._entropy.see(cotangents, named_arguments(self._model, last.args, last.kwargs))
+        if found is not None:
+            self._facts["entropy"] = found
+        if self._entropy.is_over and self._store is not None:
+            self._store.note("entropy", found)
+            self._store.note("entropy-unknown", self._entropy.reason)
+            self._store.note("facts", self._facts)
 
     def _test_itself(self) -> None:
         """After the first step with all figures, note the hooks that did not fire, and what that loses."""

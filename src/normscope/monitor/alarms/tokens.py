@@ -92,8 +92,7 @@ class Stuck:
 
     def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
         self.columns = Columns(layout, {"loss"})
-        entropy = notes.get("entropy")
-        self._entropy = float(entropy) if isinstance(entropy, int | float) else math.nan
+        self._notes = notes  # the entropy may be found later
         self._losses = np.zeros((len(self.columns), LONG))
         self._entered = 0
         self._episodes = Episode()
@@ -101,7 +100,8 @@ class Stuck:
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
         usable = look.usable[self.columns.numbers]
-        if not math.isfinite(self._entropy) or not usable.all():
+        entropy = self._notes.get("entropy")
+        if not isinstance(entropy, int | float) or not math.isfinite(entropy) or not usable.all():
             return
         values = look.values[self.columns.numbers]
         self._losses[:, self._entered % LONG] = values
@@ -110,12 +110,12 @@ class Stuck:
             return
         held = np.roll(self._losses, -(self._entered % LONG), axis=1)
         before, now = (middle(half) for half in np.split(held, 2, axis=1))
-        near = (np.abs(before - self._entropy) < LEARNT) & (np.abs(now - self._entropy) < LEARNT)
+        near = (np.abs(before - entropy) < LEARNT) & (np.abs(now - entropy) < LEARNT)
         if (new := self._episodes.update(near & (before - now < FALL))) is not None:
             worst = int(np.flatnonzero(new)[0])
             said = (
                 f"has a median of {figure(now[worst])} in {LONG // 2} steps, after {figure(before[worst])}; "
-                f"the unigram entropy is {figure(self._entropy)}"
+                f"the unigram entropy is {figure(entropy)}"
             )
             how = f"medians of {LONG // 2} steps: {figure(before[worst])}, {figure(now[worst])}"
             yield self.columns.raised(STUCK, look, new, worst, Severity.WARNING, said, how)

@@ -66,13 +66,13 @@ def find_targets(forward: Forward) -> Targets | str:
             continue
         (gradient,) = torch.autograd.grad(forward.loss, logits, retain_graph=True, allow_unused=True)
         if gradient is not None:
-            ids = _targets_in(gradient)
+            ids = targets_in(gradient)
             if ids is not None:
                 return Targets(logits.detach(), ids, gradient)
     return NO_CROSS_ENTROPY
 
 
-def _targets_in(gradient: Tensor) -> Tensor | None:
+def targets_in(gradient: Tensor) -> Tensor | None:
     """The target of each row of the gradient of a cross-entropy; -1 for a row of zeros; None for others."""
     least, ids = gradient.min(-1)
     # Sums of whole rows make no copy of the gradient, which is as large as the logits.

@@ -1,0 +1,104 @@
+"""The entropy of the targets, which a monitor finds by itself."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from normscope.monitor import Monitor, RunReader
+from normscope.subjects import load
+
+VOCAB, TOKENS = 24, 40
+SHARES = 1 / np.arange(1, VOCAB + 1) ** 1.5
+SHARES = SHARES / SHARES.sum()
+ENTROPY = float(-(SHARES * np.log(SHARES)).sum())
+
+
+def text(seed: int, rows: int = 8) -> Tensor:
+    drawn = np.random.default_rng(seed).choice(VOCAB, size=(rows, TOKENS + 1), p=SHARES)
+    return torch.from_numpy(drawn)
+
+
+def shifted_inside(model: Any, ids: Tensor) -> Tensor:
+    logits, *_ = model(ids[:, :-1])
+    return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:-1].flatten())
+
+
+def labels_apart(model: Any, ids: Tensor) -> Tensor:
+    logits, *_ = model(ids[:, :-1])
+    return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) * 3.0
+
+
+def half_masked(model: Any, ids: Tensor) -> Tensor:
+    logits, *_ = model(ids[:, :-1])
+    labels = ids[:, 1:].masked_fill(torch.arange(TOKENS) % 2 == 0, -100)
+    return cross_entropy(logits.transpose(1, 2), labels)
+
+
+def squares(model: Any, ids: Tensor) -> Tensor:
+    logits, *_ = model(ids[:, :-1])
+    return (logits - 1.0).square().mean()
+
+
+def noted(path: Path, loss_of: Any, batches: Any, steps: int = 34, **options: Any) -> dict[str, Any]:
+    model = load(f"nn:decoder,scheme=pre,depth=1,width=16,heads=2,vocab={VOCAB}").model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer, store=path, **options) as monitor:
+        for step in range(steps):
+            loss = loss_of(model, batches(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    with RunReader(path) as reader:
+        return reader.notes()
+
+
+@pytest.mark.parametrize("loss_of", [shifted_inside, labels_apart, half_masked])
+def test_the_entropy_of_the_targets_is_found(loss_of: Any, tmp_path: Path) -> None:
+    notes = noted(tmp_path / "run.db", loss_of, text)
+    assert notes["entropy"] == pytest.approx(ENTROPY, abs=0.05)
+    assert notes["facts"]["entropy"] == notes["entropy"], "the loss is judged with it"
+
+
+def test_a_given_entropy_is_kept(tmp_path: Path) -> None:
+    assert noted(tmp_path / "run.db", labels_apart, text, entropy=7.0)["entropy"] == 7.0
+
+
+def test_a_loss_that_is_no_cross_entropy_has_none(tmp_path: Path) -> None:
+    notes = noted(tmp_path / "run.db", squares, text)
+    assert notes["entropy"] is None
+    assert "no cross-entropy" in notes["entropy-unknown"]
+
+
+def test_random_ids_have_none(tmp_path: Path) -> None:
+    notes = noted(tmp_path / "run.db", labels_apart, lambda step: torch.randint(0, VOCAB, (8, TOKENS + 1)))
+    assert notes["entropy"] is None
+    assert "random" in notes["entropy-unknown"]
+
+
+def test_too_few_targets_are_no_estimate(tmp_path: Path) -> None:
+    notes = noted(tmp_path / "run.db", labels_apart, lambda step: text(step, rows=1)[:, :9])
+    assert notes["entropy"] is None
+    assert "too few" in notes["entropy-unknown"]
+
+
+def test_classes_of_samples_are_targets(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    model, rng = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3)), np.random.default_rng(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Monitor(model, optimizer, store=path) as monitor:
+        for _ in range(34):
+            labels = torch.from_numpy(rng.choice(3, size=128, p=[0.8, 0.1, 0.1]))
+            loss = cross_entropy(model(torch.randn(128, 8)), labels)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    with RunReader(path) as reader:
+        expected = -(0.8 * np.log(0.8) + 0.2 * np.log(0.1))
+        assert reader.notes()["entropy"] == pytest.approx(expected, abs=0.05)
