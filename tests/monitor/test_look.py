@@ -61,6 +61,38 @@ def test_a_run_with_looks_is_the_same_to_the_bit(spec: str, tmp_path: Path) -> N
     assert [each.data["unmeasured"] for each in found] == [[]] * 4
 
 
+def losses_of(kind: str, look: Look | None, path: Path) -> list[float]:
+    """Losses of a loop that compiles its model, trains in float16 with a scaler, or accumulates."""
+    loop = Loop(SPEC)
+    called = torch.compile(loop.model, backend="eager") if kind == "compiled" else loop.model
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "float16", init_scale=1024.0)
+    losses = []
+    with Monitor(called, loop.optimizer, store=path, look=look) as monitor:
+        for _ in range(4):
+            for _ in range(2 if kind == "accumulated" else 1):
+                with torch.autocast("cpu", torch.float16, enabled=kind == "float16"):
+                    loss = loop.subject.loss(next(loop.batches), model=called)
+                scaler.scale(loss).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+            loop.optimizer.zero_grad()
+            monitor.step(loss)
+            losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["compiled", "float16", "accumulated"])
+def test_looks_at_the_models_of_other_loops(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    assert losses_of(kind, Look(every=2), path) == losses_of(kind, None, tmp_path / "plain.db")
+    found = looks(path)
+    assert [each.step for each in found] == [2, 4]
+    for each in found:
+        assert each.data["unmeasured"] == []
+        assert figures(each, "gradient/block")
+        assert figures(each, "attention/entropy")
+
+
 def figures(event: Event, quantity: str) -> dict[str, float]:
     rows = event.data["measurements"]
     return {row["site"]: row["value"] for row in rows if row["quantity"] == quantity}
