@@ -382,32 +382,46 @@ def _write(file: Path, record: dict[str, Any]) -> None:
     )
 
 
+def shown(record: dict[str, Any]) -> int | None:
+    """The first step whose loss, block outputs or gradients are wrong; None if there is none."""
+    return min(
+        (record["first"][w] for w in ("loss", "stream", "gradient") if w in record["first"]), default=None
+    )
+
+
+def is_in_time(record: dict[str, Any], step: int | None) -> bool:
+    """Whether it was found at `step` or before."""
+    return step is not None and record["found"] is not None and record["found"] <= step
+
+
 def summary(records: list[dict[str, Any]]) -> Iterator[str]:
-    """The figures of the records, a line for each kind of loop and of fault."""
+    """The figures of the records, a line for each kind of loop, of fault and of architecture."""
     groups: dict[str, list[dict[str, Any]]] = {"all": records}
     for key in ("loop", "what", "architecture"):
         for value in sorted({r[key] for r in records}):
             groups[f"{key} {value}"] = [r for r in records if r[key] == value]
     for name, chosen in groups.items():
         bad = [r for r in chosen if r["first_bad"] is not None]
-        right = sum(r["is_right"] for r in bad)
-        in_time = sum(r["found"] is not None and r["found"] <= r["first_bad"] for r in bad)
-        late = Counter(
-            "never" if r["found"] is None else r["found"] - r["first_bad"]
-            for r in bad
-            if r["found"] is None or r["found"] > r["first_bad"]
-        )
+        known = [r for r in bad if shown(r) is not None]
+        late = Counter("never" if r["found"] is None else r["found"] - r["first_bad"] for r in bad)
         loss = [r["loss_alone"] - r["first_bad"] for r in bad if r["loss_alone"] is not None]
         later = sorted(each for each in loss if each > 0)
-        yield (
-            f"{name}: {len(chosen)} faults, {len(bad)} with effect; right {right}, in time {in_time}, "
-            f"late {dict(late)}; without effect {len(chosen) - len(bad)} "
-            f"(found {sum(r['found'] is not None for r in chosen if r['first_bad'] is None)}); "
-            f"loss alone: later in {len(later)} (median {later[len(later) // 2] if later else 0} steps), "
-            f"never in {len(bad) - len(loss)}; before the fault "
-            f"{sum(r['found'] is not None and r['found'] < r['step'] for r in chosen)}, "
-            f"monitor failed {sum(bool(r['failure']) for r in chosen)}"
+        quiet = [r for r in chosen if r["first_bad"] is None]
+        steps = {k: n for k, n in sorted(late.items(), key=str) if k not in ("never", 0)}
+        parts = (
+            f"{name}: {len(chosen)} faults, {len(bad)} with effect",
+            f"module and phase right in {sum(r['is_right'] for r in bad)}",
+            f"found at the first bad step {sum(is_in_time(r, r['first_bad']) for r in bad)}",
+            "at the first step whose loss, streams or gradients show it "
+            f"{sum(is_in_time(r, shown(r)) for r in known)} of {len(known)}",
+            f"steps later {steps}, never {late['never']}",
+            f"without effect {len(quiet)}, found {sum(r['found'] is not None for r in quiet)} of them",
+            f"the loss alone: at once {len(loss) - len(later)}, later {len(later)}, never {len(bad) - len(loss)}",
+            f"median {later[len(later) // 2]} and most {later[-1]} steps later" if later else "",
+            f"before the fault {sum(r['found'] is not None and r['found'] < r['step'] for r in chosen)}",
+            f"monitor failed {sum(bool(r['failure']) for r in chosen)}",
         )
+        yield "; ".join(filter(None, parts))
 
 
 def main() -> None:
