@@ -416,7 +416,8 @@ def summary(records: list[dict[str, Any]]) -> Iterator[str]:
             f"{sum(is_in_time(r, shown(r)) for r in known)} of {len(known)}",
             f"steps later {steps}, never {late['never']}",
             f"without effect {len(quiet)}, found {sum(r['found'] is not None for r in quiet)} of them",
-            f"the loss alone: at once {len(loss) - len(later)}, later {len(later)}, never {len(bad) - len(loss)}",
+            f"the loss alone: at once {len(loss) - len(later)}, later {len(later)}, "
+            f"never {len(bad) - len(loss)}",
             f"median {later[len(later) // 2]} and most {later[-1]} steps later" if later else "",
             f"before the fault {sum(r['found'] is not None and r['found'] < r['step'] for r in chosen)}",
             f"monitor failed {sum(bool(r['failure']) for r in chosen)}",
