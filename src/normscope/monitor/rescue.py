@@ -9,7 +9,7 @@ from normscope.errors import UsageError
 
 @dataclass(frozen=True)
 class Rescue:
-    """What a `Monitor` may do to a run that goes wrong, `Monitor(…, rescue=Rescue())`.
+    """Actions that a `Monitor` may take on a run that goes wrong, `Monitor(…, rescue=Rescue())`.
 
     Figures are read before each update, so that on a GPU each step waits for the device. With several
     processes all of them must be given the same.
