@@ -68,7 +68,7 @@ FIELDS = [field.name for field in dataclasses.fields(Figures)]
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done in a step.
+    """Actions of one step.
 
     Attributes:
         action: "skip", "clip", "back", or "" for nothing.
