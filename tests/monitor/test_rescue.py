@@ -181,6 +181,9 @@ def test_a_lowered_rate_recovers_and_the_scheduler_sees_nothing_of_it(tmp_path: 
     assert factors[BAD] == pytest.approx(0.5 ** (99 / 100))
     assert factors[BAD + 49] == pytest.approx(0.5**0.5)
     assert factors[BAD + 99 :] == [1.0] * 11
+    with RunReader(run.path) as reader:
+        _, stored = reader.series("lr")
+    assert stored[BAD + 49] == pytest.approx(run.optimizer.used[BAD + 49][0], rel=0.02)
     assert [event.data["action"] for event in run.events()] == ["skip", "lower", "recovered"]
 
 

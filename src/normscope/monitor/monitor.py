@@ -143,7 +143,7 @@ class Monitor:
                 rescue,
                 self._model,
                 self._optimizers,
-                has_wrong_stream=lambda: self._has_wrong_stream,
+                has_wrong_stream=lambda: self._plan is not None and self._streams.is_wrong,
                 say=self._say_rescue,
                 rank=self._rank,
             )
@@ -557,6 +557,9 @@ class Monitor:
         clock = time.perf_counter()
         now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
         now.rate = max(float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups)
+        if self._rescuer is not None:
+            now.rescued = self._rescuer.rescued
+            now.rate *= self._rescuer.rate
         now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
         new = self._late_alarms + self._finish_waiting()
         self._late_alarms = []
@@ -695,7 +698,7 @@ class Monitor:
         scale = NOT_MEASURED if taken.scale is None else float(taken.scale)
         scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, taken.is_skipped, scale]
         streams = self._streams.rms_of(taken.parts)[self._streams.columns]
-        rescued = [] if self._rescuer is None else [self._rescuer.rescued]
+        rescued = [] if self._rescuer is None else [taken.rescued]
         return np.array([*scalars, *streams, *gradients[1:], *rescued])
 
     def _say(self, finding: Finding, step: int) -> None:

@@ -93,6 +93,11 @@ class Rescuer:
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._rates: list[tuple[dict[str, Any], Any]] = []
 
+    @property
+    def rate(self) -> float:
+        """Factor of the learning rate in the step so far."""
+        return 1.0 if self._decision is None else self._decision.rate
+
     def attach(self, step: int = 0) -> None:
         """Begin after step `step`, behind the hooks that are there."""
         self._step = step
