@@ -8,6 +8,7 @@ STEPS = 2000
 BLOCKS = 12
 EVERY = 10
 SITES = [f"blocks.{i}" for i in range(BLOCKS)]
+HEADS = [f"{site}.head{head}" for site in SITES[::4] for head in range(4)]
 STEP_LAYOUT = (
     ("loss", ""),
     ("gradient/norm", ""),
@@ -21,6 +22,9 @@ SITES_LAYOUT = (
     *(("stream/max", site) for site in SITES),
     *(("stream/diversity", site) for site in (*SITES, "decoder.hidden")),
     *(("attention/max-logit", site) for site in SITES),
+    *(("attention/entropy", site) for site in SITES),
+    *(("attention/head-max-logit", head) for head in HEADS),
+    *(("attention/head-entropy", head) for head in HEADS),
     *(("weight/norm", site) for site in SITES),
     *(("gain/rms", site) for site in SITES),
     *(("update/ratio", kind) for kind in ("attention", "feed-forward", "norm")),
@@ -74,13 +78,21 @@ def healthy_run(seed: int) -> Iterator[tuple[int, tuple[tuple[str, str], ...], n
     diversity = diversity * np.exp(noise(rng, BLOCKS + 1, 0.1))
     logits = 2 + 12 * (1 - np.exp(-progress / 400))[:, None] * rng.uniform(0.5, 1.5, BLOCKS)
     logits = logits * np.exp(np.abs(noise(rng, BLOCKS, 0.1)))
+    more = np.random.default_rng((seed, 1))  # the other columns keep their values
+    entropy = 1 - (0.2 + 0.7 * more.random(BLOCKS)) * (1 - np.exp(-progress / 150))[:, None]
+    entropy = np.clip(entropy * np.exp(0.05 * more.normal(size=(STEPS, BLOCKS))), 0, 1)
+    sharp = np.exp(-4 * more.random(len(HEADS)) * np.minimum(1, progress / 100)[:, None])
+    head_entropy = np.clip(sharp * np.exp(0.1 * more.normal(size=(STEPS, len(HEADS)))), 0, 1)
+    head_logits = np.repeat(logits[:, ::4], 4, axis=1) * more.uniform(0.3, 1, len(HEADS))
     start = np.where(rng.random(BLOCKS) < 0.3, 0.0, 10.0)
     weights = np.sqrt(start**2 + (0.05 * progress[:, None] * rng.uniform(0.3, 1, BLOCKS)) ** 2)
     gains = 1 + 0.1 * np.tanh(progress / 500)[:, None] * rng.normal(size=BLOCKS)
     update = lr[:, None] * [0.5, 0.4, 1.0] * np.exp(noise(rng, 3, 0.15))
     lost = np.clip(np.array([0.01, 0.02, 0.1]) + noise(rng, 3, 0.02), 0, 1)
     steps = np.column_stack([loss, gradient, lr, skipped, rms, ratio, blocks])
-    sites = np.column_stack([largest, diversity, logits, weights, gains, update, lost])
+    sites = np.column_stack(
+        [largest, diversity, logits, entropy, head_logits, head_entropy, weights, gains, update, lost]
+    )
     for i in range(STEPS):
         yield i + 1, STEP_LAYOUT, steps[i]
         if (i + 1) % EVERY == 0:

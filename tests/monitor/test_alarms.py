@@ -43,6 +43,8 @@ H = "stream/diversity@decoder.hidden"
 LR = np.full(400, 1e-3)
 COSINE = 1e-3 * (0.51 + 0.49 * np.cos(np.pi * T / 400))
 WARMUP = 1e-3 * np.minimum(1, (T + 1) / 100)
+SHARP, SHARP_LOGIT = "attention/entropy@b", "attention/max-logit@b"
+AWAKE = np.where(T < 15, 5.0, 150.0)
 RATIO = "branch/update-ratio@b.0"
 DOUBLES = 2.0 ** (T / 15)  # every 150 steps where rows are 10 steps apart
 
@@ -146,6 +148,19 @@ CASES = [
     Row("headroom-bits", {"precision/float16-headroom": 6 - T / 50}, "NS812", every=10),
     Row("bfloat16", {"stream/max@b": 1e6 * GRADIENT}, every=10, notes={"dtype": "bfloat16"}),
     Row("freeze", {"update/lost@norm": np.where(T < 50, 0.2, 0.9)}, "NS813", 550, every=10),
+    Row(
+        "entropy-collapses", {SHARP: np.where(T < 20, 0.6, 0.01), SHARP_LOGIT: AWAKE}, "NS819", 230, every=10
+    ),
+    Row("sharp-heads", {SHARP: np.where(T < 20, 0.6, 0.01), SHARP_LOGIT: 0.5 * AWAKE}, every=10),
+    Row("sharp-by-design", {SHARP: 0.2 - 0.19 * (T > 20), SHARP_LOGIT: AWAKE}, every=10),
+    Row("sharp-twice", {SHARP: at(0.6 + 0 * T, slice(30, 32), 0.01), SHARP_LOGIT: AWAKE}, every=10),
+    Row("entropy-low", {SHARP: np.where(T < 20, 0.6, 0.06), SHARP_LOGIT: AWAKE}, every=10),
+    Row("entropy-alone", {SHARP: np.where(T < 20, 0.6, 0.01)}, every=10),
+    Row(
+        "sharp-head-of-many",
+        {"attention/head-entropy@b.head0": 0.6 - 0.6 * (T > 20), "attention/head-max-logit@b.head0": AWAKE},
+        every=10,
+    ),
     Row("some-lost", {"update/lost@norm": 0.4 + 0 * T}, every=10),
     Row("lost-at-rate-0", {"lr": 0 * T, "update/lost@norm": 1 + 0 * T}, every=10),
 ]

@@ -186,6 +186,7 @@ def test_codes_and_names_of_alarms_are_frozen() -> None:
         ("NS814", "rank-apart"),
         ("NS815", "loss-rises"),
         ("NS816", "rescued-often"),
+        ("NS819", "entropy-collapse"),
     ]
 
 

@@ -10,6 +10,7 @@ from attentions import (
     GROUPS,
     HEADS,
     Decoder,
+    SelfAttention,
     additive,
     batches,
     bidirectional,
@@ -265,14 +266,14 @@ def test_checkpointed_attentions_count_once(use_reentrant: bool) -> None:
 
 def test_a_mode_of_the_script_does_not_see_the_measurements() -> None:
     counts = []
-    for watched in (False, True):
+    for every in (1, 3):
         loop = Plain(decoder(grouped, 0.0, GROUPS))
-        with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+        with Monitor(loop.model, loop.optimizer, every=every, on_alarm=lambda _: None) as monitor:
             loop.step(monitor)  # reads the model
             with FlopCounterMode(display=False) as mode:
-                loop.step(monitor if watched else None)
+                loop.step(monitor)
         counts.append(mode.get_total_flops())
-    assert counts[0] == counts[1] > 0
+    assert counts[0] == counts[1] > 0, "the second step has attention figures, or has none"
 
 
 def test_a_mode_that_a_hook_enters_is_left_to_that_hook() -> None:
@@ -362,3 +363,25 @@ def test_a_compiled_model_stays_as_it_is_and_its_attentions_are_named_as_unseen(
     assert monitor.failure is None, monitor.failure
     assert len(graphs) == 1, "hooks that come and go would have it compiled again"
     assert "the attention figures of these branches" in " ".join(monitor.notes)
+
+
+@pytest.mark.parametrize("doubles_in", [80, math.inf])
+def test_logits_that_grow_are_an_alarm_of_their_branches_before_they_reach_100(doubles_in: float) -> None:
+    torch.manual_seed(0)
+    loop = Plain(Decoder(lambda: SelfAttention(grouped, 0.0, GROUPS)))
+    with Monitor(loop.model, loop.optimizer, on_alarm=lambda _: None) as monitor:
+        for _ in range(420):
+            loop.step(monitor)
+            with torch.no_grad():
+                for block in loop.model.blocks:
+                    block.attention.q.weight.mul_(2 ** (1 / doubles_in))
+    assert monitor.failure is None, monitor.failure
+    found = [each for each in monitor.alarms if each.finding.evidence[0].quantity != "weight/norm"]
+    if doubles_in == math.inf:
+        assert found == []
+        return
+    assert {each.finding.code for each in found} == {"NS807"}
+    assert {row.quantity for each in found for row in each.finding.evidence} == {"attention/max-logit"}
+    sites = {site for each in found for site in each.finding.sites}
+    assert sites <= {"blocks.0.attention", "blocks.1.attention"}, "heads raise no alarms of their own"
+    assert found[0].finding.evidence[0].value < 60

@@ -15,6 +15,7 @@ import torch
 
 from normscope.cli.watch_view import picture
 from normscope.monitor import Raised, Row, RunReader, RunStore, replica
+from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.plan import plan_of
 from normscope.monitor.scene import Scene, Watcher
 from normscope.monitor.sharded import Sharded
@@ -251,6 +252,8 @@ def test_a_replica_is_read_as_the_model_is(spec: str, most: int, monkeypatch: py
     expected = plan_of(subject.model, subject.batch)
     found, attention = Sharded(subject.model).read(subject.batch)
     attention.remove()
+    whole = AttentionWatch(subject.model, expected.anatomy, subject.batch)
+    assert attention.layout == whole.layout
     for name in ("streams", "columns", "places", "beside"):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.streams

@@ -33,7 +33,7 @@ from normscope.anatomy.names import named_modules
 from normscope.anatomy.ops import FUSED_ATTENTION, base_name
 from normscope.errors import describe
 from normscope.monitor.alarms import NOT_MEASURED
-from normscope.monitor.logits import MOST_LOGITS, Sample, sample, tallies
+from normscope.monitor.logits import MOST_LOGITS, Sample, num_heads, sample, tallies
 from normscope.monitor.row import Layout
 from normscope.probes.attention import ENTROPY, LOGIT
 from normscope.subjects import Batch, call_model, untouched
@@ -84,7 +84,7 @@ class AttentionWatch:
         self._error: Exception | None = None
         self._is_open = False
         self.unseen: list[str] = []
-        self._modules = self._watched(model)
+        self._modules = self._watched(model, self._see)
         self.notes: list[str] = []
         self._heads = self._count_heads(model, batch)
         heads = [
@@ -130,7 +130,7 @@ class AttentionWatch:
     def move_to(self, model: nn.Module) -> None:
         """Watch another model of the same structure from now on."""
         self.remove()
-        self._modules = self._watched(model)
+        self._modules = self._watched(model, self._see)
 
     def values(self) -> Floats:
         """Values of `layout` in the last forward that was measured; `NOT_MEASURED` where none was seen."""
@@ -147,10 +147,10 @@ class AttentionWatch:
         ]
         return np.concatenate([part.ravel() for part in parts])
 
-    def _watched(self, model: nn.Module) -> "list[_Watched]":
+    def _watched(self, model: nn.Module, see: Callable[..., None]) -> "list[_Watched]":
         modules = dict(named_modules(model))
         paths = dict.fromkeys(path for places in self._places for path, _ in places)
-        return [_Watched(path, modules[path], self._see) for path in paths]
+        return [_Watched(path, modules[path], see) for path in paths]
 
     def _tallies(self) -> dict[Place, Floats]:
         """The tallies of the last forward, in one transfer."""
@@ -183,21 +183,23 @@ class AttentionWatch:
                 self._found |= zip(samples, tallies(list(samples.values())), strict=True)
 
     def _count_heads(self, model: nn.Module, batch: Batch) -> list[int]:
-        """Heads of each branch; 0 where there is one, or where its attention is not seen."""
+        """Heads of each branch in a forward; 0 where there is one, or where its attention is not seen."""
         if not self._places:
             return []
-        self.open()
+        counts: dict[Place, int] = {}
+        counting = self._watched(model, lambda path, op, *call: counts.update({(path, op): num_heads(*call)}))
+        for each in counting:
+            each.open()
         try:
             with untouched(model), measuring(model), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # checkpointed blocks say that they need gradients
                 call_model(model, batch)
-            self.close()
         except Exception as error:
             self.notes.append(f"the heads of attentions are not watched ({describe(error)})")
-            self._error = None
-        found = self._tallies()
-        counts = [sum(found[place].shape[1] for place in places if place in found) for places in self._places]
-        return [count if count > 1 else 0 for count in counts]
+        for each in counting:
+            each.remove()
+        sums = [sum(counts.get(place, 0) for place in places) for places in self._places]
+        return [count if count > 1 else 0 for count in sums]
 
 
 class _Watched:
@@ -219,6 +221,7 @@ class _Watched:
         """A forward begins."""
         self._is_open, self._num_calls = True, 0
         if not self._handles:
+            # Set anew in each forward, so that modes that hooks of others enter lie outside of this one.
             # Registered through the base class: a traced module refuses its own method, but runs hooks.
             self._handles = [
                 nn.Module.register_forward_pre_hook(self._module, self._enter),
@@ -249,14 +252,7 @@ class _Watched:
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._modes:
             return
-        mode = self._modes.pop()
-        above = []  # modes that hooks of others entered after this one, and have not left
-        while (top := modes._get_current_dispatch_mode()) is not mode and top is not None:
-            above.append(modes._pop_mode())
-        if top is not None:
-            mode.__exit__(None, None, None)
-        for each in reversed(above):
-            modes._push_mode(each)
+        self._modes.pop().__exit__(None, None, None)
 
 
 class _Mode(modes.TorchDispatchMode):

@@ -4,6 +4,7 @@ Shapes: N attentions, B sequences, H heads, G groups of keys, T queries, S keys,
 """
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Sample:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What samples have in common that are computed together."""
+        """Shapes, types, devices and scale; samples that share them are computed together."""
         tensors = (self.query, self.key, self.bias)
         return self.scale, *(None if x is None else (x.shape, x.dtype, x.device) for x in tensors)
 
@@ -56,8 +57,25 @@ def sample(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], heads: int
     Args:
         heads: H of logits without an axis for heads, (B·H, T, S).
     """
-    given = dict(zip(_names(func), args, strict=False)) | dict(kwargs)
-    return _operands(given) if "query" in given else _inputs(given["self"], given["dim"], heads)
+    given = _by_name(func, args, kwargs)
+    shape = _shape(given, heads)
+    tensors = (given.get("query", given.get("self")), given.get("key"))
+    if shape is None or any(type(each) is not Tensor for each in tensors if each is not None):
+        return None
+    if "query" in given:
+        return _operands(given, shape)
+    sequences, queries = _chosen(*shape)
+    return Sample(_copied(given["self"].reshape(shape)[sequences, :, queries]))
+
+
+def num_heads(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], heads: int) -> int:
+    """Heads of a call, 0 where its logits cannot be read; arguments are those of `sample`."""
+    shape = _shape(_by_name(func, args, kwargs), heads)
+    return 0 if shape is None else shape[1]
+
+
+def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(_names(func), args, strict=False)) | dict(kwargs)
 
 
 @functools.cache
@@ -65,24 +83,24 @@ def _names(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments)
 
 
-def _inputs(logits: Tensor, axis: int, heads: int) -> Sample | None:
-    """Sample of the input of a softmax over keys."""
-    if axis not in (-1, logits.ndim - 1) or logits.ndim < 3 or type(logits) is not Tensor:
+def _shape(given: Mapping[str, Any], heads: int) -> tuple[int, int, int, int] | None:
+    """Shape of the logits, (B, H, T, S), None where it is not clear; all axes between B and T are heads."""
+    if "query" in given:
+        query, key = given["query"], given["key"]
+        return (*query.shape[:3], key.shape[2]) if query.ndim == 4 else None
+    logits, axis = given["self"], given["dim"]
+    if axis not in (-1, logits.ndim - 1) or logits.ndim < 3:
         return None
     if logits.ndim == 3:
-        logits = logits.unflatten(0, (-1, heads if len(logits) % heads == 0 else 1))
-    logits = logits.flatten(1, -3)
-    sequences, queries = _chosen(*logits.shape)
-    return Sample(_copied(logits[sequences, :, queries]))
+        heads = heads if len(logits) % heads == 0 else 1
+        return (len(logits) // heads, heads, *logits.shape[1:])
+    return (len(logits), math.prod(logits.shape[1:-2]), *logits.shape[-2:])
 
 
-def _operands(given: Mapping[str, Any]) -> Sample | None:
+def _operands(given: Mapping[str, Any], shape: tuple[int, int, int, int]) -> Sample:
     """Sample of the queries and keys of a fused attention, from its arguments by name."""
-    query_BHTK, key_BGSK = given["query"], given["key"]
-    if type(query_BHTK) is not Tensor or type(key_BGSK) is not Tensor or query_BHTK.ndim != 4:
-        return None
-    (batch, heads, num_queries, width), num_keys = query_BHTK.shape, key_BGSK.shape[2]
-    sequences, queries = _chosen(batch, heads, num_queries, num_keys)
+    query_BHTK, key_BGSK, (_, _, num_queries, num_keys) = given["query"], given["key"], shape
+    sequences, queries = _chosen(*shape)
     bias, scale = given.get("attn_mask", given.get("attn_bias")), given.get("scale")
     if bias is not None:
         bias = bias[(None,) * (4 - bias.ndim)]
@@ -91,12 +109,12 @@ def _operands(given: Mapping[str, Any]) -> Sample | None:
     elif given.get("is_causal"):
         bias = _causal(queries.start, queries.step, num_queries, num_keys, query_BHTK.device)
     query, key = _copied(query_BHTK[sequences, :, queries]), _copied(key_BGSK[sequences])
-    return Sample(query, key, bias, width**-0.5 if scale is None else scale)
+    return Sample(query, key, bias, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 @functools.lru_cache(maxsize=4)
 def _causal(first: int, step: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """What a causal mask adds, (1, 1, T, S): the first query of the batch sees the first key only."""
+    """Bias of a causal mask, (1, 1, T, S): the first query of the batch sees the first key only."""
     queries = torch.arange(first, num_queries, step, device=device)
     keys = torch.arange(num_keys, device=device)
     return torch.where(keys > queries[:, None], -torch.inf, 0.0)[None, None]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.monitor.alarms import decline
+from normscope.monitor.alarms.attention import EntropyCollapse
 from normscope.monitor.alarms.columns import Floats, Look, is_measured
 from normscope.monitor.alarms.growth import Growth
 from normscope.monitor.alarms.precision import Freeze, Headroom
@@ -37,6 +38,7 @@ class _Bench:
             Skipped(layout),
             Rescued(layout),
             Growth(layout),
+            EntropyCollapse(layout),
             Collapse(layout, notes),
             Stuck(layout, notes),
             decline.branches(layout),
