@@ -36,7 +36,7 @@ def _nothing(loss: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Calls:
-    """What a monitor wants to be told: after the backward, and at the end of the step."""
+    """Calls that a monitor wants: after the backward, and at the end of the step."""
 
     after_backward: Seen = _nothing
     at_end: Seen = _nothing

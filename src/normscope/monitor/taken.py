@@ -1,4 +1,4 @@
-"""Taken: what one step gave, of which numbers may still lie on a device."""
+"""Taken: the figures of one step, of which numbers may still lie on a device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ def gradients_of(parameters: Sequence[Tensor]) -> Gradients:
 
 @dataclass(eq=False)
 class Taken:
-    """What a monitor takes of one step, until its row is written.
+    """Figures of one step, and what it takes to run it again, until its row is written.
 
     Attributes:
         step, time, seconds, tokens, rate, is_skipped: of the step; the rate is the largest of all groups.
