@@ -20,7 +20,7 @@ TURNS = 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is held: an optimizer may replace its states."""
+    """Place that holds a tensor: an optimizer may replace its states."""
 
     name: str
     held: Mapping[Any, Tensor]
