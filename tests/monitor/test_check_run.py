@@ -354,8 +354,11 @@ def test_codes_and_names_of_alarms_are_selected_and_ignored(store: RunStore, pat
     assert codes(select="NS8", ignore="NS80") == []
     assert check_run(path, ignore="NS801").verdict == "at risk"
     assert check_run(path, ignore="NS80").verdict == "healthy"
+    assert codes(select="NS1,NS801") == ["NS801"]
     with pytest.raises(UsageError, match=r"no finding 'slow-grow'.*the nearest is NS807"):
         check_run(path, select="slow-grow")
+    with pytest.raises(UsageError, match=r"'NS1' and 'NS5' alone, which no run raises.*NS801"):
+        check_run(path, select="NS1,NS5")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def parse_codes(codes: str | Iterable[str], *, of: Mapping[str, Record] | None =
 
     Args:
         codes: codes, prefixes or names of findings and of alarms.
-        of: the findings that can occur, `RULES` for a model; one of the codes must fit them. None is all.
+        of: what must be among them, `RULES` for a model or `ALARMS` for a run; None is any.
 
     Raises:
         UsageError: a code fits no finding; or none fits those of `of`, so that nothing could be found.

@@ -15,7 +15,7 @@ from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
 from normscope.monitor.row import LOOK, RANKS, RESCUE, Event
 from normscope.monitor.scene import Scene, Watcher, of_event
 from normscope.report.report import strict
-from normscope.rules import Finding, Record, Severity, matches, parse_codes
+from normscope.rules import ALARMS, Finding, Record, Severity, matches, parse_codes
 
 SCHEMA = "normscope.run/1"
 """Name of the JSON Schema of `RunReport.to_dict()`, schemas/run.json."""
@@ -174,7 +174,7 @@ def check_run(
         UsageError: the file cannot be read, or holds no run; or a code is unknown.
     """
     path = Path(path)
-    wanted, dropped = parse_codes(select), parse_codes(ignore)
+    wanted, dropped = parse_codes(select, of=ALARMS), parse_codes(ignore)
     with opened(path) as reader:
         scene = Watcher(path).look()
         past = Past(reader, scene)
