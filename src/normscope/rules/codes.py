@@ -45,10 +45,12 @@ def parse_codes(codes: str | Iterable[str], *, of: Mapping[str, Record] | None =
             expected = f"a code {_span(known)}, a prefix such as NS5, or a name"
             raise UsageError(f"no finding {code!r}", expected, _nearest(code.lower(), known, _PAGES))
     if of is not None and parts and not any(_fits_any(code, of) for code in parts):
-        given = f"{' and '.join(map(repr, parts))} alone, which only a run can raise"
-        raise UsageError(
-            given, f"a finding of a model, {_span(of)}", "give the store of a run instead of MODEL"
-        )
+        listed = " and ".join(map(repr, parts))
+        if of is ALARMS:
+            given, do = f"{listed} alone, which no run raises", "give a MODEL, or select alarms as well"
+            raise UsageError(given, f"an alarm of a run, {_span(of)}", do)
+        given, do = f"{listed} alone, which only a run can raise", "give the store of a run instead of MODEL"
+        raise UsageError(given, f"a finding of a model, {_span(of)}", do)
     return parts
 
 
