@@ -317,6 +317,38 @@ def dense(folder: Path, ranks: int) -> None:
             monitor.step(sum(losses) / ranks)
 
 
+def shard_cast(rank: int, size: int, folder: Path) -> None:
+    """FSDP2 in bfloat16; two micro-batches a step, of which the first is not reduced; vectors as inputs."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model: Any = Continuous()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options: Any = {"mesh": init_device_mesh("cpu", (size,)), "mp_policy": policy}
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    norms = []
+    with Monitor(model, optimizer, store=folder / STORE, every=5) as monitor:
+        for step in range(1, 9):
+            loss = torch.zeros(())
+            for micro in (0, 1):
+                model.set_requires_gradient_sync(micro == 1)
+                generator = torch.Generator().manual_seed(step + 1000 * (rank + size * micro))
+                part = model(torch.randn(4, 6, 8, generator=generator)).float().square().mean() / 2
+                part.backward()
+                loss += part.detach()
+            monitor.see_gradients()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            norms.append(norm.full_tensor().item())
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    (folder / f"norms{rank}").write_text("\n".join(map(str, norms)))
+    dist.barrier()
+
+
 def shard_weight(rank: int, size: int, folder: Path) -> None:
     """Rank 1's shard of a weight is overwritten with a NaN before step 8."""
 

@@ -218,6 +218,18 @@ def test_rows_of_a_sharded_model_are_those_of_the_whole_one(
     )
 
 
+def test_a_sharded_model_in_bfloat16_with_micro_batches(processes, tmp_path: Path) -> None:
+    assert go(processes, "shard_cast", 2, tmp_path) == [0, 0]
+    found = scene(tmp_path)
+    assert found.alarms == found.events == ()
+    assert len(found.notes["notes"]) == 1, "the note on shards; the model was read"
+    assert found.notes["facts"]["dtype"] == "bfloat16"
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        assert len(reader.columns()["stream/rms"]) == 4
+        norms = [float(line) for line in (tmp_path / "norms0").read_text().split()]
+        np.testing.assert_allclose(reader.whole("gradient/norm").values[:, 0], norms, rtol=1e-4)
+
+
 def test_rows_under_tensor_parallelism(processes, tmp_path: Path) -> None:
     assert go(processes, "split", 2, tmp_path) == [0, 0]
     (tmp_path / "dense").mkdir()

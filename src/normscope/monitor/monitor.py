@@ -322,9 +322,8 @@ class Monitor:
         self._plan = plan
         first = next(iter(tensors_in(batch)), None)
         self._facts["tokens"] = first is not None and not first.is_floating_point()
-        self._facts["dtype"] = str(self._autocast or next(self._model.parameters()).dtype).removeprefix(
-            "torch."
-        )
+        cast = self._autocast if self._sharded is None else self._sharded.cast or self._autocast
+        self._facts["dtype"] = str(cast or next(self._model.parameters()).dtype).removeprefix("torch.")
         self._is_on_device = self._rescuer is None and is_on_device(self._model)
         self._streams = Streams(self._model, plan)
         self._streams.parts = self._now.parts

@@ -35,12 +35,18 @@ class _Whole:
     requires_grad: bool
 
 
-def replica_of(model: nn.Module) -> tuple[nn.Module, FakeTensorMode | None]:
+Wholes = dict[tuple[int, str], _Whole]
+"""Parameters by the module that owns them and their name there."""
+
+
+def replica_of(model: nn.Module, parameters: Wholes) -> tuple[nn.Module, FakeTensorMode | None]:
     """The replica, and the mode of its weights if they are fake.
 
     Plain attributes are shared with the model, but modules in them are copies too.
+
+    Args:
+        parameters: `wholes` of the model, taken outside of a forward, in which FSDP2 casts them.
     """
-    parameters = _parameters(model)
     sizes = {each.key: math.prod(each.shape) * each.dtype.itemsize for each in parameters.values()}
     mode = FakeTensorMode(allow_non_fake_inputs=True) if sum(sizes.values()) > MOST_BYTES else None
     return _Copies(parameters, mode).of(model), mode
@@ -64,9 +70,22 @@ def is_a(module: nn.Module, name: str) -> bool:
     return any(each.__name__ == name for each in type(module).__mro__)
 
 
-def _parameters(model: nn.Module) -> dict[tuple[int, str], _Whole]:
-    """The whole parameters by the module that owns them and their name there."""
-    found = {}
+def cast_of(model: nn.Module) -> torch.dtype | None:
+    """The dtype to which FSDP casts the weights, and the arguments of the forward; None if it casts none."""
+    for module in model.modules():
+        if is_a(module, FSDP1):
+            policy: Any = getattr(module, "mixed_precision", None)
+        else:
+            policy = module._get_fsdp_state()._mp_policy if is_a(module, FSDP2) else None  # type: ignore[operator]
+        dtype: torch.dtype | None = getattr(policy, "param_dtype", None)
+        if dtype is not None:
+            return dtype
+    return None
+
+
+def wholes(model: nn.Module) -> Wholes:
+    """The whole parameters of a model."""
+    found: Wholes = {}
     for module in model.modules():
         for name, p in module._parameters.items():
             if p is not None:
@@ -86,11 +105,11 @@ class _Copies:
     """Copies of modules, each made once.
 
     Args:
-        parameters: see `_parameters`.
+        parameters: see `wholes`.
         mode: the mode in which parameters and buffers are made; None makes real ones.
     """
 
-    def __init__(self, parameters: dict[tuple[int, str], _Whole], mode: FakeTensorMode | None) -> None:
+    def __init__(self, parameters: Wholes, mode: FakeTensorMode | None) -> None:
         self._parameters, self._mode = parameters, mode
         self._modules: dict[int, nn.Module] = {}
         self._made: dict[object, nn.Parameter] = {}

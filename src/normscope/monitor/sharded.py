@@ -29,7 +29,7 @@ from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.groups import Groups, groups_of
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.reductions import local
-from normscope.monitor.replica import FSDP1, handles, is_a, never_called, replica_of
+from normscope.monitor.replica import FSDP1, cast_of, handles, is_a, never_called, replica_of, wholes
 from normscope.monitor.wrong import held, words
 from normscope.monitor.wrong.types import Replay, kind_of
 from normscope.subjects import Batch
@@ -49,12 +49,17 @@ class Sharded:
 
     Args:
         model: the model, without wrappers besides those of FSDP.
+
+    Attributes:
+        cast: dtype in which FSDP runs the model, None for that of its weights.
+        note: sentence on what its figures are.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._parameters = dict(named_parameters(model, remove_duplicate=False))
-        self._handles = handles(model)
+        self._wholes, self._handles = wholes(model), handles(model)
+        self.cast = cast_of(model)
         self.note = (
             f"the weights are sharded over {num_processes()} processes: figures of gradients and weights are "
             "of each process's shard, and the squares of their norms add up to the whole model's"
@@ -63,11 +68,20 @@ class Sharded:
     def read(self, batch: Batch) -> tuple[Plan, AttentionWatch]:
         """Read the model on a replica: the plan, with this rank's shards, and the attentions."""
         with apart(self._model, None), alone(), never_called(self._model):
-            replica, mode = replica_of(self._model)
+            replica, mode = replica_of(self._model, self._wholes)
+            batch = self._uncast(batch)
             if mode is None:
                 return self._read(replica, batch)
             with mode:
                 return self._read(replica, tree_map_only(Tensor, mode.from_tensor, batch))
+
+    def _uncast(self, batch: Batch) -> Batch:
+        """The batch in the precision of the weights, from which FSDP may have cast both."""
+        dtypes = {whole.dtype for whole in self._wholes.values()}
+        if self.cast is None or len(dtypes) > 1:
+            return batch
+        (dtype,) = dtypes
+        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == self.cast else t, batch)
 
     def _read(self, replica: nn.Module, batch: Batch) -> tuple[Plan, AttentionWatch]:
         try:
