@@ -68,7 +68,10 @@ def test_a_run_never_parts_from_itself(seed: int) -> None:
     found = compare(healthy(seed), healthy(seed))
     assert (found.state, found.where, found.from_start, found.step) == ("together", (), (), None)
     skipped = int(healthy(seed)["skipped"].values.sum())
-    assert found.sentence == f"They do not part in {2000 - skipped} common steps."
+    assert found.sentence == (
+        f"They do not part in {2000 - skipped} common steps. They are equal to rounding."
+    )
+    assert found.equal_until == 2000
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -81,7 +84,24 @@ def test_runs_that_drift_apart_from_rounding_do_not_part(seed: int) -> None:
         return replace(grid, values=grid.values * (1 + size * rng.normal(size=grid.values.shape)))
 
     run = {name: grid if name in ("lr", "skipped") else drifted(grid) for name, grid in healthy(seed).items()}
-    assert compare(run, healthy(seed)).state == "together"
+    found = compare(run, healthy(seed))
+    assert found.state == "together"
+    assert found.equal_until is not None
+    assert 60 < found.equal_until < 600, "1e-7 exp(t / 60) of a normal number passes 1e-5"
+    assert found.sentence.endswith(f" They are equal to rounding until step {found.equal_until}.")
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_rounding_is_relative(size: float) -> None:
+    steps, known = np.arange(1, 51), np.ones((50, 1), dtype=bool)
+
+    def grids(change: float) -> Grids:
+        values = np.full((50, 1), size)
+        values[30] *= 1 + change
+        return {"loss": Grid(steps, ("",), values, known)}
+
+    assert compare(grids(3e-6), grids(0.0)).equal_until == 50
+    assert compare(grids(3e-5), grids(0.0)).equal_until == 30
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -90,6 +110,7 @@ def test_healthy_runs_with_different_seeds_do_not_part(pair: tuple[int, int]) ->
         found = compare(healthy(run), healthy(good))
         assert found.sentence.startswith("They do not part in ")
         assert found.common > 1950
+        assert found.equal_until is None
         zeros = {each.quantity for each in found.from_start}  # other matrices begin with zeros
         assert zeros <= {"weight/norm"}
 
@@ -121,6 +142,7 @@ def test_a_planted_change_is_where_they_part(
     assert where.ratio == pytest.approx(factor, rel=0.6)
     assert where.before == pytest.approx(1.0, rel=0.3)
     assert found.sentence.startswith(f"They part at step {found.step}: {where.name} is ")
+    assert found.equal_until == (step - 1 if same_seed else None)
     assert "times that of good.db (" in found.sentence
 
 

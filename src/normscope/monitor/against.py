@@ -86,6 +86,7 @@ class Parting:
     Attributes:
         state: "parted", "together", or "undecided" where they have too few steps in common.
         common: number of steps that both have.
+        equal_until: last common step before they differ by more than rounding; None if the first one does.
         where: the series that part at the first step and in its first stage (forward, loss, backward,
             update), by depth; empty unless parted.
         from_start: the series that differ in the first rows already.
@@ -95,6 +96,7 @@ class Parting:
 
     state: str
     common: int
+    equal_until: int | None
     where: tuple[Difference, ...]
     from_start: tuple[Difference, ...]
     others: int
@@ -111,6 +113,7 @@ class Parting:
             "state": self.state,
             "step": self.step,
             "common_steps": self.common,
+            "equal_until": self.equal_until,
             "where": [each.to_dict() for each in self.where],
             "others": self.others,
             "from_start": [each.to_dict() for each in self.from_start],
@@ -221,6 +224,8 @@ def compare(run: Mapping[str, Grid], good: Mapping[str, Grid], name: str = "the 
     parted: list[Difference] = []
     from_start: list[Difference] = []
     common, num_judged = 0, 0
+    steps: set[int] = set()
+    unequal = math.inf
     depths = _depths(run)
     for quantity in both:
         sites = [site for site in run[quantity].sites if site in good[quantity].sites]
@@ -230,6 +235,8 @@ def compare(run: Mapping[str, Grid], good: Mapping[str, Grid], name: str = "the 
             continue
         found = part(pair, quantity)
         num_judged += int(found.is_judged.sum())
+        steps |= set(pair.steps.tolist())
+        unequal = min(unequal, *pair.steps[found.unequal[found.unequal >= 0]], math.inf)
         start = median(found.ratios[:EARLIER])
         much = max(2 * least_of(quantity), SPREADS * common_spread(found.ratios[:EARLIER]))
         for k, site in enumerate(sites):
@@ -241,8 +248,12 @@ def compare(run: Mapping[str, Grid], good: Mapping[str, Grid], name: str = "the 
     where = _first(parted, depths)
     from_start.sort(key=lambda each: _order(each, depths))
     state = "parted" if where else "together" if num_judged else "undecided"
-    words = _sentence(state, where, len(parted) - len(where), from_start, common, bool(both), name)
-    return Parting(state, common, tuple(where), tuple(from_start), len(parted) - len(where), words)
+    equal = max((step for step in steps if step < unequal), default=None)
+    others = len(parted) - len(where)
+    words = _sentence(state, where, others, from_start, common, bool(both), name)
+    if equal is not None:
+        words += " They are equal to rounding" + ("." if unequal == math.inf else f" until step {equal}.")
+    return Parting(state, common, equal, tuple(where), tuple(from_start), others, words)
 
 
 def ratio(run: Grid, good: Grid, quantity: str) -> Grid:

@@ -35,6 +35,8 @@ _FACTORS = {"loss": 1.25, "lr": 1.05, "gradient/": 3.0, "update/": 3.0, "adam/":
 """Smallest factor that counts, by the beginning of the name; attention logits move from block to block."""
 _FACTOR = 1.5
 
+ROUNDING = 1e-5
+"""Relative difference of two runs that may come from the order of sums alone."""
 SCHEDULED = "lr"
 """The quantity without chance, for which the values around do not matter."""
 
@@ -87,11 +89,13 @@ class Parted:
     """The criterion's answer for each site of a pair.
 
     Attributes:
+        unequal: [sites] first row in which the two differ by more than rounding; -1 if they never do.
         row: [sites] first row that is apart; -1 if none is.
         ratios: [n, sites] run minus good, on the scale of `scaled`; NaN where one has no place on it.
         is_judged: [sites] whether there were enough rows.
     """
 
+    unequal: NDArray[np.int64]
     row: NDArray[np.int64]
     ratios: Floats
     is_judged: Mask
@@ -105,7 +109,15 @@ def part(pair: Pair, quantity: str) -> Parted:
     broken = pair.known & (np.isfinite(pair.run) != np.isfinite(pair.good))
     found = [_first(away[:, k], broken[:, k], pair.known[:, k]) for k in range(ratios.shape[1])]
     enough = (~np.isnan(ratios)).sum(axis=0) >= EARLIER + LASTING
-    return Parted(np.array(found, dtype=np.int64), ratios, enough)
+    return Parted(_unequal(pair), np.array(found, dtype=np.int64), ratios, enough)
+
+
+def _unequal(pair: Pair) -> NDArray[np.int64]:
+    with np.errstate(invalid="ignore"):
+        size = np.maximum(np.abs(pair.run), np.abs(pair.good))
+        is_close = (pair.run == pair.good) | (np.abs(pair.run - pair.good) <= ROUNDING * size)
+    differs = pair.known & ~(is_close | (np.isnan(pair.run) & np.isnan(pair.good)))
+    return np.where(differs.any(axis=0), differs.argmax(axis=0), -1)
 
 
 def _away(pair: Pair, quantity: str, run: Floats, ratios: Floats) -> NDArray[np.int8]:
