@@ -179,6 +179,24 @@ def test_a_learning_rate_that_is_nan_is_the_cause_of_all_weights(tmp_path: Path)
     assert "holds NaN after the update" in event.data["sentence"]
 
 
+@pytest.mark.parametrize("value", [math.nan, 1e30])
+def test_a_weight_that_nothing_uses_is_named_where_its_figures_show_it(value: float, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db")
+    run.model.unused = nn.Linear(WIDTH, WIDTH)
+    run.optimizer.add_param_group({"params": list(run.model.unused.parameters())})
+
+    def step(is_at: bool) -> Tensor:
+        if is_at:
+            with torch.no_grad():
+                run.model.unused.weight[2, 5] = value
+        return run.update(run.model(batch(False)).square().mean())
+
+    (event,) = run.go(step, steps=10, at=10)
+    assert event.step == 10
+    assert (event.data["phase"], event.data["tensor"]) == ("parameter", "unused.weight")
+    assert event.data["seen"].startswith("weight/norm at ")
+
+
 class Scaled(Run):
     """The same under float16 with a loss scaler."""
 

@@ -86,9 +86,9 @@ class Driven(Monitor):
     def _say_failure(self, error: Exception) -> None:
         say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, is_skipped: bool = False) -> None:
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, only_found: bool = False) -> None:
         num_before = len(self._events)
-        super()._trace(taken, where, is_after=is_after, is_skipped=is_skipped)
+        super()._trace(taken, where, is_after=is_after, only_found=only_found)
         for event in self._events[num_before:]:
             say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 

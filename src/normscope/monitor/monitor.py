@@ -21,7 +21,7 @@ from normscope.capture.alone import CommunicationError, alone, num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
-from normscope.monitor.alarms.wrong import SKIPS
+from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE, SKIPS
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.entropy import TargetsEntropy
 from normscope.monitor.look import ASKED, Look, Looker
@@ -440,7 +440,7 @@ class Monitor:
         if self._plan is not None and not self._is_updated:
             self._now.gradients = gradients_of(self._plan.groups.parameters)
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, is_skipped: bool = False) -> None:
+    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, only_found: bool = False) -> None:
         """Find the first wrong value of a step; of wrong steps in a row, only that of the first.
 
         Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
@@ -449,16 +449,17 @@ class Monitor:
             taken: the step.
             where: where it was seen.
             is_after: whether it was seen in what the update left, and not in what it was given.
-            is_skipped: whether the loss scale alone may be the reason, which is no fault.
+            only_found: whether it may be no fault, as the scale of a loss scaler that is too large: then only
+                what running it again shows counts.
         """
         is_first = not taken.is_wrong and self._num_sound >= TURNS
-        taken.is_wrong = taken.is_wrong or not is_skipped
+        taken.is_wrong = taken.is_wrong or not only_found
         if not is_first or not len(taken.forwards):
             return
         is_past = taken.weights is not None and not is_after
         known = () if is_past else self._optimizers  # the states are those after an update by wrong values
         is_updated = not is_past and taken.time > 0 and not taken.is_skipped
-        if self._sharded is not None and is_skipped:
+        if self._sharded is not None and only_found:
             return
         sentence = f"{where} is not finite, but a replay of the step's forward and backward is: "
         sentence += "the cause lies on another rank, " if num_processes() > 1 else "the cause lies "
@@ -475,7 +476,7 @@ class Monitor:
                 found = taken.forwards.first_wrong(known, is_updated=is_updated)
         except CommunicationError as error:
             found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
-        if is_skipped:
+        if only_found:
             if found is None or found.is_of_scale:
                 return
             taken.is_wrong = True
@@ -502,7 +503,7 @@ class Monitor:
         traced if it follows an update, and after so many skipped ones that the scale cannot be the reason.
         """
         if self._num_skipped in (0, SKIPS):
-            self._trace(taken, "the gradient of a skipped step", is_skipped=True)
+            self._trace(taken, "the gradient of a skipped step", only_found=True)
         self._num_skipped += 1
 
     def _look_after_update(self, taken: Taken) -> None:
@@ -605,6 +606,11 @@ class Monitor:
         new: list[Finding] = []
         for row in rows:
             new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
+        for finding in new:
+            if finding.code in (NOT_FINITE.code, GARBAGE_VALUE.code):  # such as a weight before its turn
+                first = finding.evidence[0]
+                where = f"{first.quantity} at {first.site}" if first.site else first.quantity
+                self._trace(taken, where, is_after=True, only_found=True)
         raised = [Raised(taken.step, self._rank, taken.time, finding) for finding in new]
         self.alarms += raised
         self._rows += rows
