@@ -1,17 +1,23 @@
-"""Runs under `normscope.Monitor`, by hand: `python -m benchmarks.monitor_runs healthy TEXT`.
+"""Runs under `normscope.Monitor`, by hand: `python -m benchmarks.monitor_runs healthy TEXT [FOLDER]`.
 
 `healthy` trains 20 models of width 64 for 2,000 steps each and counts alarms; there should be none. The table
-was fixed before the first run: ten schemes that train at that depth, with two settings of the loop each.
+was fixed before the first run: ten schemes that train at that depth, with two settings of the loop each. The
+stores stay in FOLDER; a run whose store there has ended is read from it, so that a second call goes on where
+the first was stopped.
+
+`late` trains four kinds of runs that go wrong late, see `late_runs.py`.
 """
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
+from benchmarks import late_runs
 from normscope.monitor import Monitor
+from normscope.monitor.row import Raised
+from normscope.monitor.store import RunReader
 from normscope.subjects import load
 
 STEPS, BATCH, TOKENS = 2000, 4, 64
@@ -20,24 +26,44 @@ LOOPS = ((1e-3, 0.01, 100, 1.0), (3e-4, 0.1, 0, None))
 """Learning rate, weight decay, steps of warm-up, clipping."""
 
 
-def healthy(text: Path) -> None:
+def healthy(text: Path, folder: Path | None = None) -> None:
     """Train and print a line for each run, with its alarms."""
-    for number, scheme in enumerate(SCHEMES):
-        for seed, (lr, decay, warmup, clip) in enumerate(LOOPS):
-            begin = time.time()
-            depth = 2 if scheme == "post" else 6
-            spec = f"nn:decoder,scheme={scheme},depth={depth},width=64,heads=4"
-            monitor, loss = _run(spec, 10 * number + seed, text, lr, decay, warmup, clip)
-            took = f"{time.time() - begin:.0f} s"
-            print(f"{spec} lr {lr:g}: loss {loss:.3f}, {len(monitor.alarms)} alarms, {took}")
-            for raised in monitor.alarms:
-                print(f"  step {raised.step}: {raised.finding.code} {raised.finding.message}")
-            sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, scheme in enumerate(SCHEMES):
+            for which, (lr, *rest) in enumerate(LOOPS):
+                depth = 2 if scheme == "post" else 6
+                spec = f"nn:decoder,scheme={scheme},depth={depth},width=64,heads=4"
+                seed = 10 * number + which
+                store = folder / f"{seed:02}-{scheme}.db"
+                if not _has_ended(store):
+                    store.unlink(missing_ok=True)
+                    _run(spec, seed, text, store, lr, *rest)
+                _say(f"{spec} lr {lr:g}", store)
+
+
+def _has_ended(store: Path) -> bool:
+    if not store.exists():
+        return False
+    with RunReader(store) as reader:
+        return reader.last_step == STEPS and all(rank.state == "ended" for rank in reader.ranks())
+
+
+def _say(name: str, store: Path) -> None:
+    with RunReader(store) as reader:
+        alarms: list[Raised] = reader.alarms()
+        loss = float(reader.series("loss")[1][-100:].mean())
+        seconds = float(reader.series("seconds")[1].sum())
+    print(f"{name}: loss {loss:.3f}, {len(alarms)} alarms, {seconds:.0f} s")
+    for raised in alarms:
+        print(f"  step {raised.step}: {raised.finding.code} {raised.finding.message}")
+    sys.stdout.flush()
 
 
 def _run(
-    spec: str, seed: int, text: Path, lr: float, decay: float, warmup: int, clip: float | None
-) -> tuple[Monitor, float]:
+    spec: str, seed: int, text: Path, store: Path, lr: float, decay: float, warmup: int, clip: float | None
+) -> None:
     subject = load(spec, seed=seed, text=text, batch_size=BATCH, seq_len=TOKENS)
     model = subject.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
@@ -45,24 +71,21 @@ def _run(
         optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)) * (1 - 0.9 * step / STEPS)
     )
     batches = subject.batches()
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "run.db"
-        with Monitor(
-            model, optimizer, store=store, entropy=subject.unigram_entropy, on_alarm=lambda _: None
-        ) as monitor:
-            for _ in range(STEPS):
-                loss = subject.loss(next(batches))
-                optimizer.zero_grad()
-                loss.backward()
-                if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                schedule.step()
-                monitor.step(loss)
+    with Monitor(
+        model, optimizer, store=store, entropy=subject.unigram_entropy, on_alarm=lambda _: None
+    ) as monitor:
+        for _ in range(STEPS):
+            loss = subject.loss(next(batches))
+            optimizer.zero_grad()
+            loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            schedule.step()
+            monitor.step(loss)
     assert monitor.failure is None, monitor.failure
-    return monitor, float(loss.detach())
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"healthy": healthy}[sys.argv[1]](Path(sys.argv[2]))
+    {"healthy": healthy, "late": late_runs.late}[sys.argv[1]](*map(Path, sys.argv[2:]))
