@@ -21,6 +21,9 @@ GRADIENT_SIGMAS = 10.0
 3,000 values and 10 once in 17,000."""
 GRADIENT_RATIO = 4.0
 """Smallest ratio of a gradient to its median that counts."""
+RECENT = 10
+"""Values whose median is the level of a gradient, which falls while a run memorises and grows while its
+attention awakes."""
 ALONE = 10.0
 """Ratio from which one value suffices: Megatron-LM calls ten times the largest gradient so far unexpected."""
 TWICE_IN = 5
@@ -84,6 +87,7 @@ class Kind:
         least: smallest ratio to the median that counts.
         alone: ratio from which one spike is an alarm; two in `TWICE_IN` values below it.
         per_rate: values are divided by the learning rate.
+        recent: as in `Window`.
     """
 
     record: Record
@@ -92,12 +96,13 @@ class Kind:
     least: float
     alone: float = 0.0
     per_rate: bool = False
+    recent: int = 0
 
 
 _GRADIENTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind"})
 KINDS = (
     Kind(LOSS_SPIKE, frozenset({"loss"}), SIGMAS, 1 + LOSS_RISE),
-    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE),
+    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE, recent=RECENT),
     Kind(
         UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, ALONE, per_rate=True
     ),
@@ -114,7 +119,9 @@ class Spikes:
         self._kind = kind
         self.columns = Columns(layout, kind.quantities)
         self._logarithm = True
-        self._window = Window(len(self.columns), sigmas=kind.sigmas, effect=math.log(kind.least))
+        self._window = Window(
+            len(self.columns), sigmas=kind.sigmas, effect=math.log(kind.least), recent=kind.recent
+        )
         self._since = np.full(len(self.columns), TWICE_IN)
         self._episode = Episode()
 

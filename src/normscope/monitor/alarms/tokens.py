@@ -10,12 +10,14 @@ from normscope.forecast.rule import DEAD, LEARNT, LONG, SUNK, TRANSIENT
 from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.looks import APART, Looks
-from normscope.monitor.alarms.window import middle
+from normscope.monitor.alarms.window import SIGMA, middle
 from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
 CONFIRMED = 2
 """Values in a row under the threshold."""
+BELOW = 2.0
+"""Standard errors under the entropy from which a loss must have learnt context: frequencies reach no less."""
 FALL = LEARNT / 2
 """Fall between the medians of both halves of `LONG` steps under which a loss stands still."""
 
@@ -41,7 +43,8 @@ STUCK = alarm(
     why="""A model that ignores its context can reach the unigram entropy and no less. Every run passes it; a
         run that stays there has learnt frequencies and does not use its context.""",
     threshold=f"""Medians of both halves of the last {LONG} losses within {LEARNT:g} nats of the unigram
-        entropy, and a fall between them of less than {FALL:g}. Needs the targets' entropy.""",
+        entropy, a fall between them of less than {FALL:g}, and the later one not under the entropy by
+        {BELOW:g} standard errors. Needs the targets' entropy.""",
     source="""Our own forecast's constants, docs/forecast.md; the smaller fall is our own choice, because a
         healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
     remedy="""Check that the context reaches the output (NS202, NS704, NS808), that targets and inputs belong
@@ -109,8 +112,11 @@ class Stuck:
         if self._entered < LONG or self._entered % APART:
             return
         held = np.roll(self._losses, -(self._entered % LONG), axis=1)
-        before, now = (middle(half) for half in np.split(held, 2, axis=1))
+        halves = np.split(held, 2, axis=1)
+        before, now = (middle(half) for half in halves)
         near = (np.abs(before - entropy) < LEARNT) & (np.abs(now - entropy) < LEARNT)
+        error = math.sqrt(math.pi / LONG) * SIGMA * middle(np.abs(halves[1] - now[:, None]))
+        near &= now > entropy - BELOW * error
         if (new := self._episodes.update(near & (before - now < FALL))) is not None:
             worst = int(np.flatnonzero(new)[0])
             said = (

@@ -24,15 +24,23 @@ class Window:
     The threshold of a series is median + max(sigmas · 1.4826 · MAD, effect), one-sided. Median and MAD are
     renewed after every 16th part of a window, so a row costs O(columns · SIZE log SIZE / 4) at most.
 
+    With `recent`, values are judged and entered less the median of the last `recent` ones: in a series that
+    falls or rises steadily, an old level hides a jump, or makes one.
+
     Args:
         count: number of series.
         sigmas: robust standard deviations above the median that make a spike.
         effect: smallest excess over the median that counts, in the units of the values.
         relative: smallest excess as a share of |median|.
+        recent: number of the last values whose median is the level of a series; 0 for the whole window.
     """
 
-    def __init__(self, count: int, *, sigmas: float, effect: float = 0.0, relative: float = 0.0) -> None:
+    def __init__(
+        self, count: int, *, sigmas: float, effect: float = 0.0, relative: float = 0.0, recent: int = 0
+    ) -> None:
         self._sigmas, self._effect, self._relative = sigmas, effect, relative
+        self._last: Floats = np.zeros((count, recent))
+        self._known: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._held: Floats = np.full((count, SIZE), np.inf)
         self._entered: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._beyond: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
@@ -55,12 +63,20 @@ class Window:
             usable: [series], the values to judge and to enter.
         """
         values = np.where(usable, values, 0.0)
-        median = self._median
-        spikes: Mask = usable & (values > self._limit)  # an infinite limit: not judged yet
-        entering = usable & ~spikes
-        where = self._numbers[entering]
-        self._held[where, self._entered[where] % SIZE] = values[where]
+        size = self._last.shape[1]
+        level = middle(self._last) if size else np.zeros(len(values))
+        median = level + self._median
+        excess = values - level
+        ready = usable & (self._known >= size)
+        spikes: Mask = ready & (excess > self._limit)  # an infinite limit: not judged yet
+        where = self._numbers[ready & ~spikes]
+        self._held[where, self._entered[where] % SIZE] = excess[where]
         self._entered[where] += 1
+        entering = usable & ~spikes
+        if size:
+            where = self._numbers[entering]
+            self._last[where, self._known[where] % size] = values[where]
+            self._known[where] += 1
         np.maximum(self._largest, np.abs(values), out=self._largest, where=entering)
         self._beyond = np.where(spikes, self._beyond + 1, np.where(usable, 0, self._beyond))
         self._age += 1
@@ -72,7 +88,7 @@ class Window:
 
     def _forget(self, series: Mask) -> None:
         self._held[series] = np.inf
-        self._entered[series] = 0
+        self._entered[series] = self._known[series] = 0
         self._beyond[series] = 0
         self._largest[series] = 0.0
         self._limit = np.where(series, np.inf, self._limit)
