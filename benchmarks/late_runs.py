@@ -15,7 +15,7 @@ twin's deviation from its own median over 51 steps is subtracted from each loss.
 - for bfloat16, where no loss rises: at which the median difference to the twin over 50 steps, less its lowest
   value so far (at least 0), passes 0.1 nats, and stays there for 10 steps.
 
-The lead is that step minus the step of the first alarm that is not about the loss itself (NS804, NS809, NS815).
+The lead is that step minus the step of the first alarm of the kind's own codes, `Kind.codes`.
 """
 
 import itertools
@@ -78,16 +78,18 @@ def ramp(to: float, over: int) -> Callable[[int], float]:
 
 def warm_then_linear(to: float, over: int, until: int, last: float) -> Callable[[int], float]:
     """A warm-up, then a straight line to the share `last` of the rate at step `until`."""
-    return lambda step: to * min(step / over, 1 - (1 - last) * min(1.0, max(0.0, (step - over) / (until - over))))
+    return lambda step: (
+        to * min(step / over, 1 - (1 - last) * min(1.0, max(0.0, (step - over) / (until - over))))
+    )
 
 
 DECODER = "nn:decoder,depth=4,width=32,heads=4"
-SPIKE = Setting(DECODER, ramp(1e-2, 50), 800, beta2=0.95, batches=4)
+SPIKE = Setting(DECODER, ramp(3e-3, 50), 800, beta2=0.98, batches=1)
 LOGITS = Setting(DECODER, ramp(3e-3, 50), 800, qk=30)
 COLLAPSE = Setting(DECODER, ramp(0.1, 1000), 900)
 FREEZE = Setting(DECODER, warm_then_linear(1e-3, 50, 1000, 0.1), 1000, dtype=torch.bfloat16)
 KINDS: dict[str, tuple[Setting, Setting]] = {
-    "spike": (SPIKE, replace(SPIKE, lr=warm_then_linear(1e-2, 50, 250, 0.05))),
+    "spike": (SPIKE, replace(SPIKE, beta2=0.999)),
     "logits": (LOGITS, replace(LOGITS, spec=f"{DECODER},qk_norm=head")),
     "collapse": (COLLAPSE, replace(COLLAPSE, lr=lambda step: min(step * 1e-4, 3e-3))),
     "freeze": (FREEZE, replace(FREEZE, dtype=None)),
@@ -131,7 +133,9 @@ def train(setting: Setting, seed: int, text: Path, store: Path | None, **options
     )
     batches = fed(subject, setting)
     entropy = None if setting.batches else subject.unigram_entropy
-    with Monitor(model, optimizer, store=store, entropy=entropy, on_alarm=lambda _: None, **options) as monitor:
+    with Monitor(
+        model, optimizer, store=store, entropy=entropy, on_alarm=lambda _: None, **options
+    ) as monitor:
         for step in range(1, setting.steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = setting.lr(step) * group["factor"]

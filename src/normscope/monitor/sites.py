@@ -10,13 +10,14 @@
     update/ratio      RMS of the update over the RMS of the weights, by kind
     update/lost       share of the entries that a step leaves as they were, by kind, without embeddings
     adam/lag          RMS of the gradient over the root of Adam's mean square, by kind: above 1 the mean lags
+    adam/rate         learning rate over the root of the same plus ε, by kind: its factor on a gradient
 
 Updates are measured on `SAMPLE` entries of each parameter.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from normscope.monitor.row import Layout
 from normscope.probes.token_axes import sequences
 
 Floats = NDArray[np.float64]
+QUANTITIES_BY_KIND = ("update/ratio", "update/lost", "adam/lag", "adam/rate")
 SEQUENCES = 2
 """Sequences of a batch that the diversity of tokens is measured on."""
 
@@ -65,7 +67,7 @@ class Sites:
             *(("precision/float16-headroom", each.site) for each in plan.streams[: len(self._ranged)]),
             *(("weight/norm", kind) for kind in groups.kinds),
             *(("gain/rms", groups.names[i]) for i in self._gains),
-            *((name, kind) for name in ("update/ratio", "update/lost", "adam/lag") for kind in groups.kinds),
+            *((name, kind) for name in QUANTITIES_BY_KIND for kind in groups.kinds),
         )
 
     @torch.no_grad()
@@ -111,7 +113,7 @@ class Sites:
                 np.sqrt(groups.by_kind(lengths**2)),
                 gains,
                 *self._updates(),
-                self._lag(gradient_squares),
+                *self._adam(gradient_squares),
             ]
         )
 
@@ -140,17 +142,19 @@ class Sites:
         sums[some] = np.add.reduceat(entries, begins[some], dtype=np.float64)
         return groups.by_kind(sums)
 
-    def _lag(self, gradient_squares: Floats) -> Floats:
+    def _adam(self, gradient_squares: Floats) -> list[Floats]:
+        """Lag and rate of Adam by kind."""
         groups = self._plan.groups
-        means = _mean_squares(groups.parameters, self._optimizers)
-        known = np.array([mean is not None for mean in means])
+        states = _adam_states(groups.parameters, self._optimizers)
+        known = np.array([state is not None for state in states])
         if not known.any():
-            return np.full(len(groups.kinds), NOT_MEASURED)
-        sums = np.zeros(len(means))
-        sums[known] = [float(mean.sum()) / left for mean, left in filter(None, means)]
-        of_gradients, of_means = groups.by_kind(gradient_squares * known), groups.by_kind(sums)
+            return [np.full(len(groups.kinds), NOT_MEASURED)] * 2
+        table = np.array([(0.0,) * 4 if each is None else each.sums() for each in states])
+        squares, sizes, rates, epsilons = (groups.by_kind(column) for column in table.T)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(of_means == 0, NOT_MEASURED, np.sqrt(of_gradients / of_means))
+            lag = np.sqrt(groups.by_kind(gradient_squares * known) / squares)
+            rate = rates / (np.sqrt(squares * sizes) + epsilons)
+        return [np.where(squares == 0, NOT_MEASURED, each) for each in (lag, rate)]
 
 
 def _sample(parameters: Sequence[Tensor]) -> Tensor:
@@ -197,16 +201,29 @@ def _ratio(term: float, stream: float) -> float:
     return term / stream if stream != 0 else NOT_MEASURED
 
 
-def _mean_squares(
-    parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]
-) -> list[tuple[Tensor, float] | None]:
-    """Adam's mean squares with the factor that corrects their bias, None for parameters without any."""
-    found: dict[int, tuple[Tensor, float]] = {}
+class _Adam(NamedTuple):
+    """Adam's mean square of one parameter, the factor that corrects its bias, and the group's settings."""
+
+    mean: Tensor
+    left: float
+    rate: float
+    epsilon: float
+
+    def sums(self) -> tuple[float, float, float, float]:
+        """Sums over the entries: mean squares, 1, learning rate, ε."""
+        size = self.mean.numel()
+        return float(self.mean.sum()) / self.left, size, size * self.rate, size * self.epsilon
+
+
+def _adam_states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> list[_Adam | None]:
+    """Adam's state of each parameter, None for parameters without any."""
+    found: dict[int, _Adam] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state: Mapping[str, Any] = optimizer.state.get(parameter, {})
                 if "exp_avg_sq" in state and "betas" in group and "step" in state:
-                    beta2, step = group["betas"][1], float(state["step"])
-                    found[id(parameter)] = local(state["exp_avg_sq"]), 1 - beta2**step
+                    left = 1 - group["betas"][1] ** float(state["step"])
+                    rate, epsilon = float(group["lr"]), float(group.get("eps", 0.0))
+                    found[id(parameter)] = _Adam(local(state["exp_avg_sq"]), left, rate, epsilon)
     return [found.get(id(parameter)) for parameter in parameters]

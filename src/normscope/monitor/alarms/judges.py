@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from normscope.monitor.alarms import decline
 from normscope.monitor.alarms.attention import EntropyCollapse
 from normscope.monitor.alarms.columns import Floats, Look, is_measured
+from normscope.monitor.alarms.forgets import Forgets
 from normscope.monitor.alarms.growth import Growth
 from normscope.monitor.alarms.precision import Freeze, Headroom
 from normscope.monitor.alarms.ranks import Ranks
@@ -44,6 +45,7 @@ class _Bench:
             decline.branches(layout),
             decline.gains(layout),
             Rise(layout),
+            Forgets(layout),
             Headroom(layout, notes),
             Freeze(layout),
         ]
