@@ -43,8 +43,7 @@ EFFECT = 0.1
 """Nats by which a loss moves."""
 LATE = 100
 """First step that counts."""
-OF_LOSS = ("NS804", "NS809", "NS815")
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,41 @@ SPIKE = Setting(DECODER, ramp(3e-3, 50), 800, beta2=0.98, batches=1)
 LOGITS = Setting(DECODER, ramp(3e-3, 50), 800, qk=30)
 COLLAPSE = Setting(DECODER, ramp(0.1, 1000), 900)
 FREEZE = Setting(DECODER, warm_then_linear(1e-3, 50, 1000, 0.1), 1000, dtype=torch.bfloat16)
-KINDS: dict[str, tuple[Setting, Setting]] = {
-    "spike": (SPIKE, replace(SPIKE, beta2=0.999)),
-    "logits": (LOGITS, replace(LOGITS, spec=f"{DECODER},qk_norm=head")),
-    "collapse": (COLLAPSE, replace(COLLAPSE, lr=lambda step: min(step * 1e-4, 3e-3))),
-    "freeze": (FREEZE, replace(FREEZE, dtype=None)),
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of failure.
+
+    Attributes:
+        fails, healthy: the two settings.
+        codes: alarms that are about this failure.
+        quantities: the series that they must name, any if there is none.
+    """
+
+    fails: Setting
+    healthy: Setting
+    codes: tuple[str, ...]
+    quantities: tuple[str, ...] = ()
+
+    def is_about(self, raised: Raised) -> bool:
+        """Whether an alarm is about this failure."""
+        named = {measurement.quantity for measurement in raised.finding.evidence}
+        return raised.finding.code in self.codes and (not self.quantities or bool(named & {*self.quantities}))
+
+
+KINDS = {
+    "spike": Kind(SPIKE, replace(SPIKE, beta2=0.999), ("NS805", "NS806", "NS817")),
+    "logits": Kind(
+        LOGITS, replace(LOGITS, spec=f"{DECODER},qk_norm=head"), ("NS807",), ("attention/max-logit",)
+    ),
+    "collapse": Kind(
+        COLLAPSE,
+        replace(COLLAPSE, lr=lambda step: min(step * 1e-4, 3e-3)),
+        ("NS805", "NS806", "NS807", "NS808", "NS810", "NS811"),
+    ),
+    "freeze": Kind(FREEZE, replace(FREEZE, dtype=None), ("NS813",)),
 }
-"""The failing setting and the healthy one, by kind."""
 
 
 def late(text: Path, folder: Path | None = None, *names: Path) -> None:
@@ -102,18 +129,18 @@ def late(text: Path, folder: Path | None = None, *names: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for kind in map(str, names or KINDS):
-            leads = []
+        for name in map(str, names or KINDS):
+            kind, leads = KINDS[name], []
             for seed in SEEDS:
-                stores = [folder / f"{kind}-{seed}-{which}.db" for which in ("fails", "healthy")]
-                for setting, store in zip(KINDS[kind], stores, strict=True):
+                stores = [folder / f"{name}-{seed}-{which}.db" for which in ("fails", "healthy")]
+                for setting, store in zip((kind.fails, kind.healthy), stores, strict=True):
                     if not has_ended(store, setting.steps):
                         store.unlink(missing_ok=True)
                         train(setting, seed, text, store)
-                leads.append(_say(f"{kind}, seed {seed}", *stores, behind=kind == "freeze"))
+                leads.append(_say(f"{name}, seed {seed}", kind, *stores))
             known = [lead for lead in leads if lead is not None]
             if known:
-                print(f"{kind}: leads {known}, median {statistics.median(known):g}")
+                print(f"{name}: leads {known}, median {statistics.median(known):g}")
 
 
 def has_ended(store: Path, steps: int) -> bool:
@@ -203,17 +230,16 @@ def _medians(values: Floats, count: int) -> Floats:
     return np.concatenate([np.full(count - 1, np.nan), np.median(windows, axis=1)])
 
 
-def _say(name: str, fails: Path, healthy: Path, *, behind: bool) -> int | None:
+def _say(name: str, kind: Kind, fails: Path, healthy: Path) -> int | None:
     losses, alarms = zip(*(_read(store) for store in (fails, healthy)), strict=True)
-    step = moved(*losses, behind=behind)
+    step = moved(*losses, behind=kind.fails.dtype is not None)
     ends = ", ".join(f"{np.median(loss[-50:]):.2f}" for loss in losses)
-    relevant = [each for each in alarms[0] if each.finding.code not in OF_LOSS]
-    lead = None if step is None or not relevant else step - relevant[0].step
+    first = next((each for each in alarms[0] if kind.is_about(each)), None)
+    lead = None if step is None or first is None else step - first.step
     print(f"{name}: the loss moves at step {step}; last losses {ends} (healthy); lead {lead}")
-    for raised in alarms[0]:
-        print(f"  step {raised.step}: {raised.finding.code} {raised.finding.message}")
-    for raised in alarms[1]:
-        print(f"  healthy, step {raised.step}: {raised.finding.code} {raised.finding.message}")
+    for which, raised in [("fails", each) for each in alarms[0]] + [("healthy", each) for each in alarms[1]]:
+        mark = "*" if raised is first else " "
+        print(f" {mark} {which}, step {raised.step}: {raised.finding.code} {raised.finding.message}")
     sys.stdout.flush()
     return lead
 

@@ -18,6 +18,8 @@ NOISE = RNG.normal(size=400)
 TAILS = RNG.standard_t(5, size=400)
 LOSS = 2 + 5 * np.exp(-T / 80) + 0.05 * NOISE
 GRADIENT = np.exp(0.15 * NOISE)
+FALLS = np.exp(-T / 30 + 0.03 * NOISE)
+AWAKES = 0.4 * 2.5 ** np.clip((T - 180) / 15, 0, 1) * np.exp(0.1 * NOISE)
 
 
 def at(series: np.ndarray, step: int | slice, value: float) -> np.ndarray:
@@ -46,6 +48,8 @@ WARMUP = 1e-3 * np.minimum(1, (T + 1) / 100)
 SHARP, SHARP_LOGIT = "attention/entropy@b", "attention/max-logit@b"
 AWAKE = np.where(T < 15, 5.0, 150.0)
 RATIO = "branch/update-ratio@b.0"
+QUIET = 0.01 + 0 * T
+FORGETS = 0.98 ** (-5 * T)  # √v with β2 = 0.98, rows 10 steps apart
 DOUBLES = 2.0 ** (T / 15)  # every 150 steps where rows are 10 steps apart
 
 CASES = [
@@ -89,6 +93,8 @@ CASES = [
     Row("gradient-decays", {"gradient/norm": GRADIENT / (1 + T)}),
     Row("gradient-starts-late", {"gradient/norm": np.where(T < 100, 0, GRADIENT)}),
     Row("gradient-step", {"gradient/norm": np.where(T < 200, 1, 3) * GRADIENT}),
+    Row("gradient-spike-while-it-falls", {"gradient/norm": at(FALLS, 200, 20 * FALLS[199])}, "NS805", 200),
+    Row("gradient-awakes", {"gradient/norm": at(at(AWAKES, 200, 3.6), 201, 2.9)}),
     Row("update-spike", {"lr": LR, "update/ratio@norm": at(1e-3 * GRADIENT, 200, 2e-2)}, "NS806", 200),
     Row("update-warms-up", {"lr": WARMUP, "update/ratio@norm": WARMUP * GRADIENT}),
     Row(
@@ -114,6 +120,7 @@ CASES = [
     Row("weight-warms-up", {"lr": WARMUP, "weight/norm@b": np.cumsum(WARMUP)}, every=10),
     Row("branch-doubles", {RATIO: 0.1 * DOUBLES[:90]}, "NS807", every=10),
     Row("branch-doubles-ever-faster", {RATIO: 0.1 * 2.0 ** (T[:60] ** 2 / 500)}, "NS807", every=10),
+    Row("branch-awakes", {RATIO: np.minimum(0.9, 0.05 * DOUBLES)}, every=10),
     Row("branch-grows-from-zero", {RATIO: 1e-3 * T}, every=10),
     Row(
         "weight-restarts",
@@ -132,6 +139,7 @@ CASES = [
     Row("stuck", {"loss": 6.02 + 0.03 * NOISE}, "NS809", 100, notes={"entropy": 6.0}),
     Row("passes-entropy", {"loss": 7 - T / 400 + 0.03 * NOISE}, notes={"entropy": 6.5}),
     Row("above-entropy", {"loss": 6.3 + 0.03 * NOISE}, notes={"entropy": 6.0}),
+    Row("slow-under-entropy", {"loss": 5.97 - T / 20000 + 0.03 * NOISE}, notes={"entropy": 6.0}),
     Row("under-entropy", {"loss": 5.7 + 0.03 * NOISE}, notes={"entropy": 6.0}),
     Row("entropy-unknown", {"loss": 6.0 + 0.03 * NOISE}),
     Row("branch-dies", {RATIO: np.where(T < 100, 0.3, 0.001)}, "NS810", 1050, every=10),
@@ -162,6 +170,16 @@ CASES = [
         every=10,
     ),
     Row("some-lost", {"update/lost@norm": 0.4 + 0 * T}, every=10),
+    Row("adam-forgets", {"adam/lag@mlp": QUIET, "adam/rate@mlp": FORGETS}, "NS817", 190, every=10),
+    Row("adam-is-fed", {"adam/lag@mlp": 0.5 + 0 * T, "adam/rate@mlp": FORGETS}, every=10),
+    Row(
+        "adam-is-fed-once-in-five", {"adam/lag@m": np.where(T % 5, 0.01, 1), "adam/rate@m": FORGETS}, every=10
+    ),
+    Row("adam-averages", {"adam/lag@mlp": QUIET, "adam/rate@mlp": np.sqrt(T + 1)}, every=10),
+    Row("adam-rate-decays", {"adam/lag@mlp": QUIET, "adam/rate@mlp": COSINE * 10 ** (T / 1000)}, every=10),
+    Row("logits-large", {"attention/max-logit@b": 10 * T + 0.1}, "NS818", 1030, every=10),
+    Row("logits-large-from-the-start", {"attention/max-logit@b": 5000 * GRADIENT}, every=10),
+    Row("logit-large-once", {"attention/max-logit@b": at(20 * GRADIENT, slice(100, 102), 2e3)}, every=10),
     Row("lost-at-rate-0", {"lr": 0 * T, "update/lost@norm": 1 + 0 * T}, every=10),
 ]
 TWO = {"headroom-ends", "loss-spike-that-stays"}

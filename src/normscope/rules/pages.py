@@ -35,16 +35,24 @@ slow alarms.
 A value that is NaN or infinite is looked for before anything else, and enters no median. Spikes are kept out
 of the window that they are compared with, so a second spike is seen as well as the first.
 
-Thresholds come from the sources that each section names. Five were changed after false alarms:
+Thresholds come from the sources that each section names. These were changed after false alarms:
 
 - Weights grow with the sum of the learning rates, not with steps (NS807).
 - A gradient must jump twice in five values, or tenfold (NS805).
 - An update must do the same (NS806).
 - A weight norm counts from the median of all weight norms on (NS807).
 - A loss must rise by six standard errors of its level (NS815).
+- A gradient is compared with its last 10 values: 64 lag behind one that grows as attention awakes, and hide a
+  jump of one that falls (NS805; a healthy run, and a spike that was seen too late).
+- A branch that grows counts from the size of the stream on; a smaller one begins to learn (NS807).
+- A loss under the unigram entropy has learnt context, however slowly it falls (NS809).
+
+NS817 and NS818 were added after runs that failed late without an alarm ([how they were
+tested](monitor.md#runs-that-go-wrong-late)).
 
 Twenty synthetic healthy runs of 2,000 steps (`tests/monitor/healthy_runs.py`) raise no alarm:
-`pytest tests/monitor/test_alarms_laws.py -k healthy`. No real run is part of it.
+`pytest tests/monitor/test_alarms_laws.py -k healthy`. [Real ones](monitor.md#healthy-runs) are trained by
+hand.
 """
 
 

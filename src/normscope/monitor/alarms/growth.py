@@ -41,7 +41,8 @@ SLOW_GROWTH = alarm(
         standard errors from second differences; no value adds more than {STEADY:g} of it. The steps before
         the span are {AGE:g} times those within it, or more, and for weights the learning rates sum to as
         much. A weight norm must reach the median of all weight norms, because a bias of 1e-4 doubles by
-        rounding alone. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A
+        rounding alone. A branch must be as large as the stream that it is added to: a smaller one that grows
+        begins to learn. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A
         warning; a note for weight norms and largest values of a stream.""",
     source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
         Wortsman et al. 2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is
@@ -64,6 +65,7 @@ class Growth:
         self._logits = np.array([name in _LOGITS for name in names], dtype=bool)
         self._noted = np.array([name in _NOTED for name in names], dtype=bool)
         self._weights = np.array([name == "weight/norm" for name in names], dtype=bool)
+        self._branches = np.array([name == "branch/update-ratio" for name in names], dtype=bool)
         self._looks = Looks(len(names), max(SPANS))
         self._episodes = [Episodes(len(names)) for _ in (True, False)]
 
@@ -87,8 +89,8 @@ class Growth:
             yield self.columns.raised(SLOW_GROWTH, look, new, worst, severity, said, how)
 
     def _is_large(self, values: Floats, usable: Mask) -> Mask:
-        """Mask of the weight norms that reach the median of all, and of everything that is no weight norm."""
-        large = ~self._weights
+        """Mask without weight norms under the median of all, and without branches smaller than the stream."""
+        large = ~self._weights & (~self._branches | (values >= 0))
         if (known := self._weights & usable).any():
             large[known] = values[known] >= middle(values[known])
         return large

@@ -33,6 +33,7 @@ UPDATE_RATIO = 2.0
 """Smallest ratio of an update to its median at the same learning rate; Adam with β = (0.9, 0.999) gives 3.2
 after one gradient that is much larger than all before it."""
 _WINDOW = f"""the median of the last {SIZE} values without spikes, from {LEAST} on"""
+_RECENT = f"""the median of the last {RECENT} values without spikes, from {LEAST + RECENT} on"""
 
 LOSS_SPIKE = alarm(
     "NS804",
@@ -56,9 +57,9 @@ GRADIENT_SPIKE = alarm(
     why="""A gradient norm is judged on a logarithmic scale, since its noise multiplies. Adam divides by a
         mean of past squares that does not know the new size yet, so the step is too long; the loss follows a
         few steps later.""",
-    threshold=f"""Norm above {_WINDOW}, by {GRADIENT_SIGMAS:g}·1.4826·MAD of its logarithm and by a factor of
-        {GRADIENT_RATIO:g}, twice in {TWICE_IN} values; or once by a factor of {ALONE:g}. Norms of exactly 0
-        are left out.""",
+    threshold=f"""Norm above {_RECENT}, by a factor of {GRADIENT_RATIO:g} and by
+        {GRADIENT_SIGMAS:g}·1.4826·MAD of the logarithms of the last {SIZE} such ratios, twice in {TWICE_IN}
+        values; or once by a factor of {ALONE:g}. Norms of exactly 0 are left out.""",
     source="""OLMo 2, arXiv:2501.00656 (gradient spikes often precede those of the loss); Zhang et al. 2020,
         arXiv:1912.03194 (heavy tails); our own quantiles of a Student-t.""",
     remedy="""Clip the gradient norm; look at the sites that jumped first, and at the batch. In half precision

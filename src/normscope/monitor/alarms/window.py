@@ -69,10 +69,10 @@ class Window:
         excess = values - level
         ready = usable & (self._known >= size)
         spikes: Mask = ready & (excess > self._limit)  # an infinite limit: not judged yet
-        where = self._numbers[ready & ~spikes]
+        entering = usable & ~spikes
+        where = self._numbers[entering & ready]
         self._held[where, self._entered[where] % SIZE] = excess[where]
         self._entered[where] += 1
-        entering = usable & ~spikes
         if size:
             where = self._numbers[entering]
             self._last[where, self._known[where] % size] = values[where]
