@@ -105,7 +105,7 @@ class Kind:
 
 KINDS = {
     "spike": Kind(SPIKE, replace(SPIKE, beta2=0.999), ("NS817",)),
-    "logits": Kind(LOGITS, replace(LOGITS, spec=f"{DECODER},qk_norm=head"), ("NS818",)),
+    "logits": Kind(LOGITS, replace(LOGITS, spec=f"{DECODER},qk_norm=head"), ("NS819",)),
     "collapse": Kind(
         COLLAPSE,
         replace(COLLAPSE, lr=lambda step: min(step * 1e-4, 3e-3)),

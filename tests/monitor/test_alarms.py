@@ -177,9 +177,6 @@ CASES = [
     ),
     Row("adam-averages", {"adam/lag@mlp": QUIET, "adam/rate@mlp": np.sqrt(T + 1)}, every=10),
     Row("adam-rate-decays", {"adam/lag@mlp": QUIET, "adam/rate@mlp": COSINE * 10 ** (T / 1000)}, every=10),
-    Row("logits-large", {"attention/max-logit@b": 10 * T + 0.1}, "NS818", 1030, every=10),
-    Row("logits-large-from-the-start", {"attention/max-logit@b": 5000 * GRADIENT}, every=10),
-    Row("logit-large-once", {"attention/max-logit@b": at(20 * GRADIENT, slice(100, 102), 2e3)}, every=10),
     Row("lost-at-rate-0", {"lr": 0 * T, "update/lost@norm": 1 + 0 * T}, every=10),
 ]
 TWO = {"headroom-ends", "loss-spike-that-stays"}

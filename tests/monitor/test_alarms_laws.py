@@ -187,7 +187,6 @@ def test_codes_and_names_of_alarms_are_frozen() -> None:
         ("NS815", "loss-rises"),
         ("NS816", "rescued-often"),
         ("NS817", "adam-forgets"),
-        ("NS818", "logits-large"),
         ("NS819", "entropy-collapse"),
     ]
 

@@ -11,7 +11,6 @@ from normscope.monitor.alarms.attention import EntropyCollapse
 from normscope.monitor.alarms.columns import Floats, Look, is_measured
 from normscope.monitor.alarms.forgets import Forgets
 from normscope.monitor.alarms.growth import Growth
-from normscope.monitor.alarms.logits import Logits
 from normscope.monitor.alarms.precision import Freeze, Headroom
 from normscope.monitor.alarms.ranks import Ranks
 from normscope.monitor.alarms.rescued import Rescued
@@ -47,7 +46,6 @@ class _Bench:
             decline.gains(layout),
             Rise(layout),
             Forgets(layout),
-            Logits(layout),
             Headroom(layout, notes),
             Freeze(layout),
         ]
