@@ -58,8 +58,9 @@ class Server(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names under which a request may ask."""
-        return tuple(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+        """The names under which a request may ask; browsers leave port 80 out."""
+        end = "" if self.server_port == 80 else f":{self.server_port}"
+        return tuple(f"{name}{end}" for name in (LOOPBACK, "localhost"))
 
     @property
     def url(self) -> str:

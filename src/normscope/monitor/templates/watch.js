@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const POLL = 1000, POLL_OVER = 5000, POLL_HIDDEN = 10000, MOST_CARDS = 100;
+  const POLL = 1000, POLL_OVER = 5000, POLL_HIDDEN = 10000, MOST_CARDS = 24, MOST_EVENTS = 100;
   const at = (id) => document.getElementById(id);
   const make = (tag, words, css) => {
     const node = document.createElement(tag);
@@ -40,18 +40,21 @@
     const bad = [["num_nan", "NaN"], ["num_infinite", "infinite"]].filter(([name]) => input[name]).map(([name, word]) => `, ${input[name]} ${word}`);
     return `${input.name ? input.name + ": " : ""}${input.dtype ?? ""}${shape}${values}${bad.join("")}`;
   };
-  const where = (record) => `step ${record.step}` + (now.ranks.length > 1 ? `, rank ${record.rank}` : "");
+  const where = (record) => {
+    const ranks = record.ranks || [record.rank];
+    return `step ${record.step}` + (now.ranks.length > 1 ? `, rank${ranks.length > 1 ? "s" : ""} ${ranks.slice(0, 8).join(", ")}${ranks.length > 8 ? ", …" : ""}` : "");
+  };
   const earlier = (record) =>
     now.ranks.some((each) => each.rank === record.rank && record.attempt < each.attempt) ? " (before the run was resumed)" : "";
 
   // What the server has said, and what it is asked for next.
 
-  let now = null, alarms = [], events = [], chosen = null, reading = null, gone = 0, timer = 0, heard = 0, asking = 0;
+  let now = null, raised = [], alarms = [], events = [], chosen = null, reading = null, gone = 0, timer = 0, heard = 0, asking = 0;
   const held = (answer) => ({ loss: answer.loss, heat: answer.heat, good: answer.against?.loss, ratio: answer.against?.heat });
   const asked = () => {
     const words = { quantity: at("quantity").value, rank: at("rank").value };
     if (now) {
-      Object.assign(words, { version: now.version, alarms: alarms.length, events: events.length });
+      Object.assign(words, { version: now.version, alarms: raised.length, events: events.length });
       for (const [name, columns] of Object.entries(held(now))) if (columns) words[name] = `${columns.width}.${columns.rows}`;
     }
     return new URLSearchParams(words);
@@ -63,6 +66,16 @@
     for (const name of ["low", "high"]) if (fresh[name]) found[name] = fresh[name].map((row, i) => both(old[name][i], row));
     found.broken = old.broken.filter(([column]) => column < fresh.start).concat(fresh.broken);
     return found;
+  };
+  const folded = (records) => {
+    // An alarm that several ranks raised at the same step is shown once.
+    const found = new Map();
+    for (const each of records) {
+      const key = `${each.attempt} ${each.step} ${each.code}`;
+      if (!found.has(key)) found.set(key, { ...each, ranks: [] });
+      if (!found.get(key).ranks.includes(each.rank)) found.get(key).ranks.push(each.rank);
+    }
+    return [...found.values()];
   };
   const poll = async () => {
     clearTimeout(timer);
@@ -103,7 +116,8 @@
       answer.against.loss = joined(same && before.good, fresh.good);
       answer.against.heat = joined(same && before.ratio, fresh.ratio);
     }
-    alarms = alarms.slice(0, answer.first_alarm).concat(answer.alarms);
+    raised = raised.slice(0, answer.first_alarm).concat(answer.alarms);
+    alarms = folded(raised);
     events = events.slice(0, answer.first_event).concat(answer.events);
     if (!same) reading = null;
     now = answer;
@@ -196,9 +210,9 @@
   const lists = () => {
     const newest = alarms.slice(-MOST_CARDS).reverse();
     const left = alarms.length - newest.length;
-    at("num-alarms").textContent = alarms.length ? `newest first` + (left ? `; ${left} earlier ones are not listed` : "") : "";
+    at("num-alarms").textContent = alarms.length ? `newest first` + (left ? `; ${left} earlier ones are at their pins above` : "") : "";
     at("alarms").replaceChildren(...(newest.length ? newest.map(card) : [make("p", "No alarms.", "empty")]));
-    const said = events.slice(-MOST_CARDS).reverse().map((event) => {
+    const said = events.slice(-MOST_EVENTS).reverse().map((event) => {
       const { sentence, ...data } = event.data;
       const words = typeof sentence === "string" ? sentence : Object.entries(data).map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
       const item = make("li");
@@ -291,6 +305,7 @@
       key.push(node);
     }
     at("loss-key").replaceChildren(...key);
+    if (!now.loss) return void (at("loss-words").textContent = "No loss was given to the monitor.");
     const broken = now.loss.broken;
     const span = now.loss.first.length ? `Steps ${now.loss.first[0]} to ${now.loss.last.at(-1)}: ` : "";
     const own = finite(now.loss, 0);
@@ -512,7 +527,7 @@
     const stops = found.way === "value" ? COLOURS : [..."012345678"].map((k) => `var(--g${k})`);
     ramp.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
     bar.append((found.clipped[0] ? "≤ " : "") + words(found.low, found), ramp, (found.clipped[1] ? "≥ " : "") + words(found.high, found));
-    const parts = [bar];
+    const parts = columns.low.some((row) => row.some((value) => value !== null)) ? [bar] : [];
     if (found.log || (found.way === "ratio" && !now.against.is_linear)) parts.push(make("span", "log scale"));
     const box = (css, said) => {
       const node = make("span");
@@ -583,7 +598,7 @@
 
   const draw = () => {
     if (!now) return;
-    at("loss").hidden = !now.loss || !now.loss.first.length;
+    at("loss").hidden = ![now.loss, now.against?.loss].some((each) => each && (finite(each, 0).length || each.broken.length));
     if (!now.loss && !now.heat) {
       at("loss-words").textContent = "No step yet.";
       at("rail").replaceChildren();
