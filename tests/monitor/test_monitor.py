@@ -314,6 +314,35 @@ def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
     assert [each() for each in kept] == [None] * len(kept)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by dynamo
+@pytest.mark.parametrize("part", ["model", "blocks"])
+def test_what_is_compiled_in_place_is_watched(part: str, tmp_path: Path) -> None:
+    """`module.compile()` of the whole model, or of each block; rows are those of the model as it was."""
+    rows = {}
+    for kind in ("plain", "compiled"):
+        loop, path = Loop(SPECS[0]), tmp_path / f"{kind}.db"
+        parts = [loop.model] if part == "model" else list(loop.model.blocks)
+        for each in parts if kind == "compiled" else ():
+            each.compile(backend="eager")
+        before = [each._compiled_call_impl for each in parts]
+        with Monitor(loop.model, loop.optimizer, store=path, every=2) as monitor:
+            for _ in range(4):
+                loop.step(monitor)
+        assert monitor.failure is None
+        assert [each._compiled_call_impl for each in parts] == before
+        with RunReader(path) as reader:
+            rows[kind] = reader.table("stream/rms"), reader.table("gradient/norm")
+    (steps, sites, values), (_, _, norms) = rows["plain"]
+    (same_steps, same_sites, found), (_, _, same_norms) = rows["compiled"]
+    np.testing.assert_array_equal(steps, same_steps)
+    np.testing.assert_array_equal(norms, same_norms)
+    assert sites == same_sites
+    borders = [i for i, site in enumerate(sites) if site.startswith("blocks.")]
+    seen = borders if part == "blocks" else []
+    assert len(borders) == 3
+    np.testing.assert_allclose(found[:, seen], values[:, seen], rtol=1e-6)
+
+
 def test_the_first_of_two_micro_batches_is_traced(tmp_path: Path) -> None:
     loop, path = Loop(SPECS[0]), tmp_path / "run.db"
     good, bad = next(loop.batches), next(loop.batches)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from normscope.capture.alone import CommunicationError, alone, num_processes
 from normscope.capture.apart import apart
@@ -24,6 +25,7 @@ from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE, SKIPS
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.entropy import TargetsEntropy
+from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
@@ -198,10 +200,14 @@ class Monitor:
     # Context.
 
     def __enter__(self) -> "Monitor":
-        hooks = [
-            self._called.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-            self._called.register_forward_hook(self._forward_ends, with_kwargs=True),
-        ]
+        hooks: list[RemovableHandle | CompiledCalls]
+        if is_compiled(self._called):
+            hooks = [CompiledCalls(self._called, self._forward_ends, self._forward_begins)]
+        else:
+            hooks = [
+                self._called.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+                self._called.register_forward_hook(self._forward_ends, with_kwargs=True),
+            ]
         for optimizer in self._optimizers:
             hooks.append(optimizer.register_step_pre_hook(self._before_update))
         for hook in hooks:

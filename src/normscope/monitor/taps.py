@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
 from normscope.anatomy.names import named_modules
+from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.reductions import squares
 from normscope.recording.tape import tensors_of
 
@@ -133,7 +134,7 @@ class Taps:
         self._is_open = False
         self._held: dict[int, Held] = {}
         self._calls: dict[str, int] = {}
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | CompiledCalls] = []
         modules = dict(named_modules(model))
         by_path: dict[str, list[tuple[int, Tap]]] = defaultdict(list)
         for column, tap in places.items():
@@ -143,7 +144,7 @@ class Taps:
     def attach(self) -> None:
         """Set the hooks."""
         if not self._handles:
-            self._handles = [module.register_forward_hook(hook) for module, hook in self._hooks]
+            self._handles = [_hooked(module, hook) for module, hook in self._hooks]
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -179,6 +180,13 @@ class Taps:
                             self._held[column] = _held(tensors[tap.index])
 
         return hook
+
+
+def _hooked(module: nn.Module, hook: Callable[..., None]) -> RemovableHandle | CompiledCalls:
+    """The hook at the end of the module's forwards, outside of the module's own compiled code."""
+    if is_compiled(module):
+        return CompiledCalls(module, lambda module, args, kwargs, output: hook(module, args, output))
+    return module.register_forward_hook(hook)
 
 
 def _held(tensor: Tensor) -> Held:
