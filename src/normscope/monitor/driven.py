@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from normscope.monitor.launch import say
 from normscope.monitor.monitor import Monitor
-from normscope.monitor.taken import Taken
+from normscope.monitor.row import Event
 from normscope.rules import Finding
 
 
@@ -86,11 +86,9 @@ class Driven(Monitor):
     def _say_failure(self, error: Exception) -> None:
         say(f"{self._place(self._step)}: the monitor stopped, the run goes on: {self.failure}")
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, only_found: bool = False) -> None:
-        num_before = len(self._events)
-        super()._trace(taken, where, is_after=is_after, only_found=only_found)
-        for event in self._events[num_before:]:
-            say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
+    def _note_wrong(self, event: Event) -> None:
+        super()._note_wrong(event)
+        say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 
     def _test_itself(self) -> None:
         if self._step > self._begun:  # no hook fires in the first forward

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,11 +17,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from normscope.capture.alone import CommunicationError, alone, num_processes
+from normscope.capture.alone import num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
-from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE, SKIPS
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.entropy import TargetsEntropy
 from normscope.monitor.in_place import CompiledCalls, is_compiled
@@ -31,15 +29,16 @@ from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue
 from normscope.monitor.rescuer import Rescuer
-from normscope.monitor.row import FIRST_WRONG_VALUE, RANKS, SITES, STEP, Event, Raised, Row
+from normscope.monitor.row import RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
 from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, scale_of
 from normscope.monitor.together import UNSTORED, Together
+from normscope.monitor.tracer import Tracer
 from normscope.monitor.trackers import Trackers
-from normscope.monitor.turns import TURNS, Turns
+from normscope.monitor.turns import Turns
 from normscope.recording.calls import bare, named_arguments
 from normscope.rules import Finding
 from normscope.subjects.feed import tensors_in
@@ -163,8 +162,6 @@ class Monitor:
         self._rows: list[Row] = []
         self._events: list[Event] = []
         self._unstored = 0
-        self._num_sound = TURNS  # steps since a wrong value
-        self._num_skipped = 1  # steps skipped since the last update; a loss scaler begins with a search
         self._is_on_device = False
         self._weights: Weights | None = None
         self._waiting: Taken | None = None
@@ -337,6 +334,7 @@ class Monitor:
         self._held.callback(self._attention.remove)
         is_float16 = self._facts["dtype"] == "float16"
         self._sites = Sites(plan, self._optimizers, with_headroom=is_float16)
+        self._tracer = Tracer(self._model, self._optimizers, plan, self._streams, self._sharded, self._rank)
         self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers)
         self._layouts = {
             STEP: (
@@ -416,21 +414,12 @@ class Monitor:
             self._weights = now.weights = self._weights or Weights(self._plan.groups.parameters)
             self._weights.take()
             return
-        self._check(now)
+        if (event := self._tracer.before_update(now)) is not None:
+            self._note_wrong(event)
         if self._is_measured:
             given = gradients_of(self._plan.groups.parameters) if is_seen else now.gradients
             self._given = given.by_parameter()
             self._sites.before_step()
-
-    def _check(self, taken: Taken) -> None:
-        """Trace the first of the streams and gradients that is not finite."""
-        assert self._plan is not None
-        gradients = np.zeros(0) if taken.gradients is None else taken.gradients.by_parameter()
-        wrong = np.flatnonzero(~np.isfinite(gradients))
-        if not all(bool(part.squares.isfinite().all()) for part in taken.parts):
-            self._trace(taken, "the residual stream")
-        elif len(wrong):
-            self._trace(taken, f"the gradient of {self._plan.groups.names[wrong[0]]}")
 
     def see_gradients(self) -> None:
         """Measure the gradients as they are now; call it before they are clipped.
@@ -446,71 +435,9 @@ class Monitor:
         if self._plan is not None and not self._is_updated:
             self._now.gradients = gradients_of(self._plan.groups.parameters)
 
-    def _trace(self, taken: Taken, where: str, *, is_after: bool = False, only_found: bool = False) -> None:
-        """Find the first wrong value of a step; of wrong steps in a row, only that of the first.
-
-        Weights and states are looked at in turns, so that a wrong one may not be seen at every step.
-
-        Args:
-            taken: the step.
-            where: where it was seen.
-            is_after: whether it was seen in what the update left, and not in what it was given.
-            only_found: whether it may be no fault, as the scale of a loss scaler that is too large: then only
-                what running it again shows counts.
-        """
-        is_first = not taken.is_wrong and self._num_sound >= TURNS
-        taken.is_wrong = taken.is_wrong or not only_found
-        if not is_first or not len(taken.forwards):
-            return
-        is_past = taken.weights is not None and not is_after
-        known = () if is_past else self._optimizers  # the states are those after an update by wrong values
-        is_updated = not is_past and taken.time > 0 and not taken.is_skipped
-        if self._sharded is not None and only_found:
-            return
-        sentence = f"{where} is not finite, but a replay of the step's forward and backward is: "
-        sentence += "the cause lies on another rank, " if num_processes() > 1 else "the cause lies "
-        sentence += "outside of the model"
-        if taken.forwards.num_dropped:
-            sentence += f", or in one of the step's first {taken.forwards.num_dropped} forwards"
-        try:
-            with apart(self._model, None), alone(), ExitStack() as held:
-                if is_past and taken.weights is not None:
-                    held.enter_context(taken.weights.put())
-                if self._sharded is not None:
-                    self._note_wrong(taken, where, self._traced_in_shards(self._sharded, taken, where, known))
-                    return
-                found = taken.forwards.first_wrong(known, is_updated=is_updated)
-        except CommunicationError as error:
-            found, sentence = None, f"{where} is not finite; the step could not be replayed, because {error}"
-        if only_found:
-            if found is None or found.is_of_scale:
-                return
-            taken.is_wrong = True
-        self._note_wrong(taken, where, {"sentence": sentence} if found is None else found.to_dict())
-
-    def _traced_in_shards(
-        self, sharded: Sharded, taken: Taken, where: str, optimizers: Sequence[Optimizer]
-    ) -> dict[str, Any]:
-        """The first wrong figure of a sharded model, as data of an event."""
-        assert self._plan is not None
-        rms = self._streams.rms_of(taken.parts)[self._streams.columns]
-        gradients = None if taken.gradients is None else taken.gradients.by_parameter()
-        return sharded.first_wrong(where, taken.forwards.last(optimizers), self._plan, rms, gradients)
-
-    def _note_wrong(self, taken: Taken, where: str, data: dict[str, Any]) -> None:
-        self._events.append(
-            Event(taken.step, self._rank, time.time(), FIRST_WRONG_VALUE, {"seen": where, **data})
-        )
-
-    def _trace_skipped(self, taken: Taken) -> None:
-        """Trace a step whose optimizer did not step, as after a wrong gradient that only a loss scaler saw.
-
-        That is how a scaler finds its scale: in the first steps, and once in 2,000 after them. So a step is
-        traced if it follows an update, and after so many skipped ones that the scale cannot be the reason.
-        """
-        if self._num_skipped in (0, SKIPS):
-            self._trace(taken, "the gradient of a skipped step", only_found=True)
-        self._num_skipped += 1
+    def _note_wrong(self, event: Event) -> None:
+        """Enter the first wrong value of a step."""
+        self._events.append(event)
 
     def _look_after_update(self, taken: Taken) -> None:
         """Look at some of the weights and states, and measure the update where it is due."""
@@ -593,17 +520,8 @@ class Monitor:
         """Read the numbers of a step, trace what is wrong, judge and store; its new alarms."""
         taken.receive()
         loss = NOT_MEASURED if taken.loss is None else float(taken.loss)
-        self._check(taken)
-        sizes = np.zeros(0) if taken.sizes is None else taken.sizes.cpu().numpy()
-        wrong = np.flatnonzero(~np.isfinite(sizes))
-        if len(wrong):
-            self._trace(taken, f"{taken.names[wrong[0]]} after the update", is_after=True)
-        if taken.loss is not None and not math.isfinite(loss):
-            self._trace(taken, "the loss")
-        if taken.is_skipped:
-            self._trace_skipped(taken)
-        else:
-            self._num_skipped = 0
+        for event in self._tracer.after_update(taken, loss):
+            self._note_wrong(event)
         if not self._entropy.is_over and "entropy" not in self._facts:
             self._find_entropy(taken)
         rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
@@ -612,11 +530,8 @@ class Monitor:
         new: list[Finding] = []
         for row in rows:
             new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
-        for finding in new:
-            if finding.code in (NOT_FINITE.code, GARBAGE_VALUE.code):  # such as a weight before its turn
-                first = finding.evidence[0]
-                where = f"{first.quantity} at {first.site}" if first.site else first.quantity
-                self._trace(taken, where, is_after=True, only_found=True)
+        for event in self._tracer.at_alarms(taken, new):
+            self._note_wrong(event)
         raised = [Raised(taken.step, self._rank, taken.time, finding) for finding in new]
         self.alarms += raised
         self._rows += rows
@@ -628,7 +543,6 @@ class Monitor:
         self._trackers.log(taken.step, figures, with_sites=self._is_due(taken.step))
         for finding in new:
             self._say(finding, taken.step)
-        self._num_sound = 0 if taken.is_wrong else self._num_sound + 1
         return new
 
     def look(self, *, jacobian: bool = False) -> list[Finding]:
