@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from attentions import (
+    BATCH,
     GROUPS,
     HEADS,
+    TOKENS,
     Decoder,
     SelfAttention,
     additive,
@@ -19,6 +21,7 @@ from attentions import (
     causal,
     decoder,
     eager,
+    earlier,
     flat,
     grouped,
     loss_of,
@@ -30,8 +33,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from normscope.anatomy import Anatomy, capture, measuring, read_anatomy
+from normscope.anatomy.ops import FUSED_ATTENTION
 from normscope.monitor import Monitor
 from normscope.monitor.alarms import is_measured
+from normscope.monitor.logits import num_heads, sample, tallies
 from normscope.subjects import call_model
 
 Figures = dict[tuple[str, str], float]
@@ -98,7 +103,17 @@ def measured(loop: Loop, steps: int = 1, **options: Any) -> Figures:
     return {key: value for key, value in rows[-1].items() if key[0].startswith("attention/")}
 
 
-@pytest.mark.parametrize("spec", SPECS)
+EAGER = tuple(
+    f"{spec},_attn_implementation=eager" for spec in SPECS if spec[:6] in ("hf:gpt", "hf:ber", "hf:lla")
+)
+MORE = (
+    "nn:decoder,scheme=pre,depth=2,width=32,heads=4,kv_heads=2,qk_norm=head",
+    "nn:decoder,scheme=pre,depth=2,width=32,heads=2,softcap=5.0",
+    "nn:encoder-decoder,depth=2,width=32,heads=2",
+)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *EAGER, *MORE])
 def test_figures_are_those_of_the_dense_reference(spec: str) -> None:
     loop = Loop(spec, torch.optim.SGD)
     without_dropout(loop.model)
@@ -162,11 +177,19 @@ def by_hand(model: Decoder) -> Figures:
     return expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, "autocast"])
-@pytest.mark.parametrize("way", WAYS)
+DTYPES = [
+    *((way, torch.float32) for way in WAYS),
+    *((way, torch.bfloat16) for way in WAYS),
+    *(
+        (way, dtype)
+        for way in ("grouped", "additive", "eager-dropout")
+        for dtype in (torch.float64, torch.float16, "autocast")
+    ),
+]
+
+
+@pytest.mark.parametrize(("way", "dtype"), DTYPES)
 def test_every_way_to_write_an_attention_is_measured(way: str, dtype: Any) -> None:
-    if dtype not in (torch.float32, torch.bfloat16) and way not in ("grouped", "additive", "eager-dropout"):
-        return
     attend, p, groups = WAYS[way]
     model = decoder(attend, p, groups)
     model.to(torch.float32 if dtype == "autocast" else dtype)
@@ -385,3 +408,29 @@ def test_logits_that_grow_are_an_alarm_of_their_branches_before_they_reach_100(d
     sites = {site for each in found for site in each.finding.sites}
     assert sites <= {"blocks.0.attention", "blocks.1.attention"}, "heads raise no alarms of their own"
     assert found[0].finding.evidence[0].value < 60
+
+
+def arguments(func: Any, values: dict[str, Any]) -> list[Any]:
+    """Arguments of an op by the names of its schema, up to its keyword-only ones."""
+    names = [each.name for each in func._schema.arguments if not each.kwarg_only]
+    return [values.get(name, False if name == "is_causal" else None) for name in names]
+
+
+@pytest.mark.parametrize("name", sorted(FUSED_ATTENTION))
+def test_fused_attentions_of_other_devices_are_read_by_their_schemas(name: str) -> None:
+    """The op itself is not run; the kernels of GPUs cannot run here."""
+    func = getattr(torch.ops.aten, name).default
+    q, k = (torch.randn(BATCH, heads, TOKENS, 8) for heads in (HEADS, GROUPS))
+    mask = torch.randn(1, HEADS, TOKENS, TOKENS)
+    values = {"query": q, "key": k, "value": k, "is_causal": True}
+    if any(each.name == "attn_bias" for each in func._schema.arguments):
+        values |= {"attn_bias": mask, "is_causal": False}
+    logits = (q @ k.repeat_interleave(HEADS // GROUPS, dim=1).mT) * 0.3
+    logits = logits + mask if "attn_bias" in values else logits.masked_fill(~earlier(), -math.inf)
+    taken = sample(func, arguments(func, values), {"scale": 0.3}, 1)
+    assert taken is not None
+    assert num_heads(func, arguments(func, values), {"scale": 0.3}, 1) == HEADS
+    (found,) = tallies([taken])
+    expected = [dense(logits[[0, 2]][:, head, 2::3]) for head in range(HEADS)]
+    assert found[0].tolist() == pytest.approx([largest for largest, _ in expected], rel=1e-5)
+    assert (found[1] / found[2]).tolist() == pytest.approx([entropy for _, entropy in expected], rel=1e-5)

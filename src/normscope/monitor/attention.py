@@ -18,7 +18,7 @@ runs, in a forward of a step with all figures. Functions that `torch.compile` ha
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +80,7 @@ class AttentionWatch:
         self._sites = [branch.site for branch in branches]
         self._places = [[_place(a.probabilities) for a in branch.attention] for branch in branches]
         self._samples: dict[Place, Sample] = {}
+        self._size = 0
         self._found: dict[Place, Tensor] = {}
         self._error: Exception | None = None
         self._is_open = False
@@ -101,7 +102,7 @@ class AttentionWatch:
 
     def open(self) -> None:
         """Begin a forward whose attentions are measured."""
-        self._is_open, self._samples, self._found = True, {}, {}
+        self._is_open, self._samples, self._size, self._found = True, {}, 0, {}
         for each in self._modules:
             each.open()
 
@@ -163,23 +164,26 @@ class AttentionWatch:
         return dict(zip(found, np.split(joined, ends, axis=1), strict=True))
 
     def _see(self, path: str, op: _Op, func: Any, args: Any, kwargs: Any, heads: int) -> None:
-        """Measure one op before it runs; errors wait for `close`."""
-        if self._error is None:
-            try:
-                with _apart(args[0].device.type):
-                    taken = sample(func, args, kwargs, heads)
-                    if taken is not None:
-                        self._samples[path, op] = taken
-                    if sum(each.size for each in self._samples.values()) > MOST_LOGITS:
-                        self._reduce()
-            except Exception as error:
-                self._error = error
+        """Sample one op before it runs; errors wait for `close`."""
+        if self._error is not None:
+            return
+        try:
+            with _apart():
+                taken = sample(func, args, kwargs, heads)
+            if taken is not None:
+                self._samples[path, op] = taken
+                self._size += taken.size
+                if self._size > MOST_LOGITS:
+                    self._reduce()
+        except Exception as error:
+            self._error = error
 
     def _reduce(self) -> None:
         """Replace the samples by their figures."""
-        samples, self._samples = self._samples, {}
+        samples, self._samples, self._size = self._samples, {}, 0
         if samples:
-            with _apart(next(iter(samples.values())).query.device.type):
+            device = next(iter(samples.values())).query.device.type
+            with _apart(), torch.autocast(device, enabled=False):
                 self._found |= zip(samples, tallies(list(samples.values())), strict=True)
 
     def _count_heads(self, model: nn.Module, batch: Batch) -> list[int]:
@@ -272,33 +276,30 @@ class _Mode(modes.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_fused = _is_fused(func)
-        if is_fused is not None:
-            nth = self._count[is_fused]
-            self._count[is_fused] += 1
-            self._see(is_fused, nth, func, args, kwargs)
+        if _is_fused.get(func, _UNKNOWN) is not None:
+            self._meet(func, args, kwargs)
         return func(*args, **kwargs)
 
+    def _meet(self, func: Any, args: Any, kwargs: Any) -> None:
+        """See an op if it is one of those; its kind is found at its first call."""
+        if func not in _is_fused:
+            name = base_name(func) if isinstance(func, torch._ops.OpOverload) else ""
+            is_fused = name in FUSED_ATTENTION or name == "_safe_softmax"
+            _is_fused[func] = is_fused if is_fused or name == "_softmax" else None
+        if (kind := _is_fused[func]) is not None:
+            nth = self._count[kind]
+            self._count[kind] += 1
+            self._see(kind, nth, func, args, kwargs)
 
-_known: dict[Any, bool | None] = {}
+
+_UNKNOWN = object()
+_is_fused: dict[Any, bool | None] = {}
+"""True for a fused attention, or its softmax in the math backend; False for other softmaxes; else None."""
 
 
-def _is_fused(func: Any) -> bool | None:
-    """Whether an op is a fused attention, or its softmax in the math backend; None if it is no softmax."""
-    if func not in _known:
-        name = base_name(func) if isinstance(func, torch._ops.OpOverload) else ""
-        fused = name in FUSED_ATTENTION or name == "_safe_softmax"
-        _known[func] = fused if fused or name == "_softmax" else None
-    return _known[func]
-
-
-def _apart(device: str) -> ExitStack:
-    """Context without the modes and the autocast of the run."""
-    held = ExitStack()
-    held.enter_context(modes._disable_current_modes())
-    if torch.is_autocast_enabled(device):
-        held.enter_context(torch.autocast(device, enabled=False))
-    return held
+def _apart() -> AbstractContextManager[Any]:
+    """Context without the modes of the run."""
+    return modes._disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def _figures(tallies: Floats) -> Floats:

@@ -7,8 +7,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ LEAST_LOG = -80.0
 """Log probability under which a key adds nothing to the entropy in float32; a smaller one has a slow exp."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Some queries of an attention, copied: their logits, or the operands of these.
 
     Attributes:
@@ -59,11 +57,10 @@ def sample(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], heads: int
     """
     given = _by_name(func, args, kwargs)
     shape = _shape(given, heads)
-    tensors = (given.get("query", given.get("self")), given.get("key"))
-    if shape is None or any(type(each) is not Tensor for each in tensors if each is not None):
+    if shape is None or type(args[0]) is not Tensor:
         return None
     if "query" in given:
-        return _operands(given, shape)
+        return _operands(given, shape) if type(given["key"]) is Tensor else None
     sequences, queries = _chosen(*shape)
     return Sample(_copied(given["self"].reshape(shape)[sequences, :, queries]))
 
