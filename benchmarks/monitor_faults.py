@@ -54,7 +54,8 @@ LOOPS = {
     "checkpoint": 3,
 }
 """Loops of one process without a compiler, with their weights in the draw."""
-OTHERS = ("compiled", "compiled-inductor", "two ranks")
+OTHERS = ("compiled", "compiled-inductor", "two ranks", "clipped unseen")
+"""Loops that `--loop` names; the last clips and does not call `see_gradients`."""
 SETS = {"seen": SEEN, "held-out": HELD_OUT}
 
 
@@ -249,6 +250,7 @@ class _Run:
     def _update(self, monitor: Monitor) -> None:
         if self.loop == "clipped":
             monitor.see_gradients()
+        if self.loop.startswith("clipped"):
             torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), 1.0)
         if self.scaler is None:
             self.optimizer.step()

@@ -179,6 +179,42 @@ def test_a_learning_rate_that_is_nan_is_the_cause_of_all_weights(tmp_path: Path)
     assert "holds NaN after the update" in event.data["sentence"]
 
 
+class LargeGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient + 1e30
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_a_large_gradient_that_clipping_turns_into_zeros_is_found(is_clipped: bool, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db")
+    run.model.bad = LargeGradient.apply
+
+    def step(is_at: bool) -> Tensor:
+        loss = run.model(batch(is_at)).square().mean()
+        loss.backward()
+        if is_clipped:
+            nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+            assert is_at != any(bool(p.grad.any()) for p in run.model.parameters() if p.grad is not None)
+        run.optimizer.step()
+        return loss
+
+    (event,) = run.go(step)
+    assert (event.step, event.data["phase"], event.data["kind"]) == (3, "backward", "garbage")
+    assert event.data["op"] == "LargeGradient.backward"
+
+
+def test_a_run_without_any_gradient_is_run_again_once(tmp_path: Path, monkeypatch: Any) -> None:
+    run, replays = Run(tmp_path / "run.db"), []
+    monkeypatch.setattr(forwards, "first_wrong_value", lambda replay: replays.append(replay))
+    assert run.go(lambda is_at: run.update(run.model(batch(False)).square().mean() * 0)) == []
+    assert len(replays) == 1
+
+
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_a_weight_that_nothing_uses_is_named_where_its_figures_show_it(value: float, tmp_path: Path) -> None:
     run = Run(tmp_path / "run.db")

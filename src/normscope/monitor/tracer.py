@@ -48,16 +48,20 @@ class Tracer:
         self._model, self._optimizers, self._plan, self._streams = model, optimizers, plan, streams
         self._sharded, self._rank = sharded, rank
         self._num_sound = TURNS  # steps since a wrong value
+        self._was_zero = False  # whether the last gradient was 0 throughout
         self._num_skipped = 1  # steps skipped since the last update; a loss scaler begins with a search
 
     def before_update(self, taken: Taken) -> Event | None:
-        """Trace the first of the streams and gradients that is not finite."""
+        """Trace the first of the streams and gradients that is not finite, and a gradient of 0 throughout."""
         if not all(bool(part.squares.isfinite().all()) for part in taken.parts):
             return self._trace(taken, "the residual stream")
         gradients = np.zeros(0) if taken.gradients is None else taken.gradients.by_parameter()
         wrong = np.flatnonzero(~np.isfinite(gradients))
         if len(wrong):
             return self._trace(taken, f"the gradient of {self._plan.groups.names[wrong[0]]}")
+        was_zero, self._was_zero = self._was_zero, len(gradients) > 0 and not gradients.any()
+        if self._was_zero and not was_zero:  # clipping by a norm that overflows leaves zeros
+            return self._trace(taken, "a value behind a gradient of 0", only_found=True)
         return None
 
     def after_update(self, taken: Taken, loss: float) -> Iterator[Event]:
