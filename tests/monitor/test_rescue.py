@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import normscope
 from normscope.errors import UsageError
 from normscope.monitor import Event, Monitor, Rescue, RunReader
+from normscope.monitor.row import RESCUE, SNAPSHOTS_KEPT
 from normscope.subjects import load
 
 SPEC = "nn:decoder,scheme=pre,depth=2,width=16,heads=2"
@@ -89,7 +90,7 @@ class Run:
 
     def events(self, action: str | None = None) -> list[Event]:
         with RunReader(self.path) as reader:
-            found = reader.events("rescue")
+            found = [*reader.events(RESCUE), *reader.events(SNAPSHOTS_KEPT)]
         return [event for event in found if action in (None, event.data["action"])]
 
     def alarms(self) -> list[str]:

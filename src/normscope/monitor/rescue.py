@@ -54,8 +54,21 @@ class Rescue:
                 given[name] = _READ[name](value)
             except (KeyError, ValueError):
                 wanted = "some of skip, clip, lower=0.5, back=100 and memory=4096, with commas"
-                raise UsageError(f'rescue "{words}"', wanted, f'correct "{word}"') from None
+                raise UsageError(f'rescue "{words}"', wanted, _corrected(word)) from None
         return Rescue(**given)
+
+
+def _corrected(word: str) -> str:
+    """Advice on a word that is no action."""
+    name = word.strip().partition("=")[0]
+    examples = {
+        "lower": "lower=0.5",
+        "back": "back=100",
+        "memory": "memory=4096",
+        "skip": "skip",
+        "clip": "clip",
+    }
+    return f'write {examples[name]} for "{word}"' if name in examples else f'correct "{word}"'
 
 
 def _flag(value: str) -> bool:

@@ -29,7 +29,7 @@ from normscope.monitor.decision import NOTHING, Decider, Decision, Figures
 from normscope.monitor.reductions import local, squares
 from normscope.monitor.rescue import Rescue
 from normscope.monitor.ring import SNAPSHOTS, Ring
-from normscope.monitor.row import RESCUE, Event
+from normscope.monitor.row import RESCUE, SNAPSHOTS_KEPT, Event
 
 LOG = logging.getLogger("normscope")
 _GRAVE = {"back", "gave up", "failed"}
@@ -282,7 +282,8 @@ class Rescuer:
 
     def _say(self, action: str, sentence: str, figures: dict[str, Any]) -> None:
         data = {"action": action, "sentence": sentence, **figures}
-        self._events.append(Event(self._step + 1, self._rank, time.time(), RESCUE, data))
+        kind = SNAPSHOTS_KEPT if action == "snapshots" else RESCUE
+        self._events.append(Event(self._step + 1, self._rank, time.time(), kind, data))
         self._tell(self._step + 1, sentence, action in _GRAVE)
 
     def _withhold(self, optimizer: Optimizer) -> None:

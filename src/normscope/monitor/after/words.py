@@ -72,7 +72,7 @@ def state_line(report: RunReport) -> str:
     at = "" if last is None else "at "
     words = {
         "ended": f"ended {after}{step}",
-        "failed": f"failed {after}{step}: {scene.reason}",
+        "failed": f"failed {after}{step}",
         "gone": f"died without an end, {after}{step}: {scene.reason}",
         "running": f"still running, {at}{step}",
         "silent": f"still running or lost, {at}{step}; no write for {scene.silence:.0f} s",
@@ -93,7 +93,7 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
         skipped = f", {found.skipped} skipped" if found.skipped else ""
         yield "steps", f"{found.first_step} to {found.last_step}{missing}{skipped}"
     if found.first_loss is not None and found.last_loss is not None:
-        words = f"{_value(found.first_loss)} at the begin, {_value(found.last_loss)} at the end"
+        words = f"{_value(found.first_loss)} at the start, {_value(found.last_loss)} at the end"
         if found.best_loss is not None:
             words += f", best {figure(found.best_loss)} at step {found.best_step}"
         if isinstance(entropy, int | float):
