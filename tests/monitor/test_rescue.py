@@ -253,6 +253,13 @@ def test_a_run_that_going_back_does_not_help_is_left_alone_with_an_alarm(tmp_pat
     assert steps[values == 2].tolist() == [event.step]
 
 
+def test_a_run_goes_back_to_its_first_state(tmp_path: Path) -> None:
+    run = Kept(tmp_path / "run.db", Rescue(back=100)).go(8, {5: nan_weight})
+    (event,) = run.events("back")
+    assert event.data["to"] == 1
+    assert same(run.states[0], run.states[event.step]), "its optimizer has no state yet"
+
+
 def test_five_gradients_in_a_row_that_are_not_finite_blame_the_state(tmp_path: Path) -> None:
     run = Run(tmp_path / "run.db", Rescue(back=10)).go(
         BAD + 10, dict.fromkeys(range(BAD, BAD + 5), nan_gradient)
@@ -278,6 +285,46 @@ def test_a_mask_that_is_not_finite_is_no_wrong_state(tmp_path: Path) -> None:
     run.model.register_buffer("mask", torch.full((3,), -math.inf))
     run.go(25)
     assert not run.events("back")
+
+
+def wrong_streams(run: Run, steps: range) -> None:
+    """In these steps the stream between the two blocks is NaN at one token, and the gradients are finite."""
+    first, second = run.model.blocks
+
+    def spoil(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        if len(run.losses) + 1 not in steps:
+            return None
+        mask = torch.zeros((*output.shape[:2], 1), dtype=torch.bool)
+        mask[0, 0] = True
+        return output.masked_fill(mask, math.nan)
+
+    def heal(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.where(args[0].isnan(), 0.0, args[0]), *args[1:])
+
+    first.register_forward_hook(spoil)
+    second.register_forward_pre_hook(heal)
+
+
+def test_a_wrong_stream_is_skipped_until_it_is_the_runs_normal_state(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db", Rescue())
+    wrong_streams(run, range(5, 50))
+    run.go(45)
+    assert [event.step for event in run.events("skip")] == list(range(5, 37))
+    assert "stream" in run.events("skip")[0].data["sentence"]
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_rescue_does_not_wait_for_figures_that_are_read_late(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normscope.monitor.monitor.is_on_device", lambda model: True)
+    run = Run(tmp_path / "run.db", Rescue(), every=every)
+    wrong_streams(run, range(6, 7))
+    run.go(BAD + 5, {BAD + 2: nan_gradient})
+    assert [event.step for event in run.events("skip")] == [6, BAD + 2]
+    with RunReader(run.path) as reader:
+        steps, values = reader.series("rescued")
+    assert steps[values == 1].tolist() == [6, BAD + 2]
 
 
 def test_a_closure_is_judged_after_it_has_run(tmp_path: Path) -> None:
