@@ -144,7 +144,7 @@ class Monitor:
                 rescue,
                 self._model,
                 self._optimizers,
-                has_wrong_stream=lambda: self._plan is not None and self._streams.is_wrong,
+                has_wrong_stream=lambda: self._has_wrong_stream,
                 say=self._say_rescue,
                 rank=self._rank,
             )
@@ -491,7 +491,6 @@ class Monitor:
         now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
         now.rate = max(float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups)
         if self._rescuer is not None:
-            now.rescued = self._rescuer.rescued
             now.rate *= self._rescuer.rate
         now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
         new = self._late_alarms + self._finish_waiting()
@@ -623,7 +622,7 @@ class Monitor:
         scale = NOT_MEASURED if taken.scale is None else float(taken.scale)
         scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, taken.is_skipped, scale]
         streams = self._streams.rms_of(taken.parts)[self._streams.columns]
-        rescued = [] if self._rescuer is None else [taken.rescued]
+        rescued = [] if self._rescuer is None else [self._rescuer.rescued]
         return np.array([*scalars, *streams, *gradients[1:], *rescued])
 
     def _say(self, finding: Finding, step: int) -> None:

@@ -52,7 +52,6 @@ class Taken:
         scale: loss scale of half precision; None without one.
         forwards: those of the step, to be run again.
         weights: the weights before the update, where the numbers are read after it.
-        rescued: value of the quantity "rescued", see `alarms/rescued.py`.
         measured: values of the layout `SITES`, at the steps where they are due.
         is_wrong: whether a value of the step was found to be not finite.
     """
@@ -71,7 +70,6 @@ class Taken:
     scale: Tensor | None = None
     forwards: Forwards = field(default_factory=Forwards)
     weights: "Weights | None" = None
-    rescued: float = 0.0
     measured: Floats | None = None
     is_wrong: bool = False
     _transfer: "_Transfer | None" = None
