@@ -251,6 +251,42 @@ dist.destroy_process_group()
     assert len(said(done.stderr)) == 1, done.stderr
 
 
+FSDP1 = f"""
+import sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+import torch
+import torch.distributed as dist
+from parts import Decoder, batches, cross_entropy
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+dist.init_process_group("gloo")
+model = Decoder()
+policy = ModuleWrapPolicy({{type(model.blocks[0])}})
+options = dict(auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params="--orig" in sys.argv)
+model = FullyShardedDataParallel(model, **options)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _, (inputs, targets) in zip(range(5), batches()):
+    cross_entropy(model(inputs), targets).backward()
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--orig"]], ids=["flat", "orig"])
+def test_fsdp1_is_watched_or_said_not_to_be(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FSDP1)
+    done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py", *options)
+    assert done.returncode == 0, done.stderr
+    if options:
+        assert "normscope: not watched: FSDP1 with use_orig_params=True" in done.stderr
+        return
+    with RunReader(tmp_path / "normscope-run.db") as reader:
+        norms = reader.whole("gradient/norm").values
+    np.testing.assert_allclose(norms, np.ones((5, 1)), rtol=1e-4)  # clipped; the root's parameters count once
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_that_load_data_are_left_alone(start: str, tmp_path: Path) -> None:
     script = """

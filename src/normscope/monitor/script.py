@@ -101,6 +101,11 @@ class Script(Silent):
 
         known = list(self.events.optimizers)
         if known and chosen_root(self._seen, known, self._settings.module) is module:
+            if not all(parameter.is_leaf for parameter in module.parameters()):
+                self._leave(
+                    "not watched: FSDP1 with use_orig_params=True; use normscope.Monitor in the script"
+                )
+                return
             from normscope.monitor.driven import Driven
             from normscope.monitor.look import Look
 

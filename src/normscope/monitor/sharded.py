@@ -41,7 +41,7 @@ def is_sharded(model: nn.Module) -> bool:
     """Whether some of the model's weights are spread over processes."""
     if any(is_a(each, FSDP1) for each in model.modules()):
         return True
-    return any(isinstance(each, DTensor) for each in model.parameters())
+    return any(isinstance(p, DTensor) or hasattr(p, "_is_flat_param") for p in model.parameters())
 
 
 class Sharded:
@@ -111,10 +111,13 @@ class Sharded:
             mesh = parameter.device_mesh
             axes = enumerate(parameter.placements)
             return 1 / math.prod(mesh.size(axis) for axis, placement in axes if placement.is_replicate())
-        for handle in self._handles:
+        for handle in self._handles:  # of FSDP1
             flat = handle.flat_param
             if handle.uses_sharded_strategy and any(parameter is p for p in (flat, *(flat._params or ()))):
                 return float(handle.process_group.size() / num_processes())
+        if (whole := getattr(parameter, "_padded_unsharded_size", None)) is not None:  # of a wrapper outside
+            own: Any = parameter
+            return float(whole.numel() / (own._sharded_size.numel() * num_processes()))
         return 1 / num_processes()
 
     def first_wrong(
