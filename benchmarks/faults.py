@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Places:
-    """Where faults can lie in a model.
+    """Places in a model at which faults can lie.
 
     Attributes:
         returned: modules that return a tensor first → the module that made it, "" if the fault cannot tell.
