@@ -277,6 +277,14 @@ def test_five_gradients_in_a_row_that_are_not_finite_blame_the_state(tmp_path: P
 
 def test_snapshots_are_bounded_and_their_size_is_stored(tmp_path: Path) -> None:
     run = Run(tmp_path / "run.db", Rescue(back=10)).go(12)
+    with RunReader(run.path) as reader:
+        assert reader.notes()["rescue"] == {
+            "skip": True,
+            "clip": True,
+            "lower": None,
+            "back": 10,
+            "memory": 4096,
+        }
     weights = sum(p.nbytes for p in run.model.parameters())
     assert run.events("snapshots")[-1].data["MiB"] == pytest.approx(2 * 3 * weights / 2**20, rel=0.05)
     with pytest.raises(UsageError, match="memory"):

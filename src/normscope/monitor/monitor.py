@@ -1,5 +1,6 @@
 """Monitor: measures a run at every step, stores it, and raises alarms."""
 
+import dataclasses
 import functools
 import logging
 import time
@@ -175,6 +176,8 @@ class Monitor:
             self._store.note("entropy", entropy)
             self._store.note("every", every)
             self._store.note("steps", steps)
+            if rescue is not None:
+                self._store.note("rescue", dataclasses.asdict(rescue))
             self._store.note("sharded", self._facts["sharded"])
         self._together: Together | None = None
         if self._rank == 0 and num_processes() > 1:
