@@ -278,13 +278,8 @@ def test_five_gradients_in_a_row_that_are_not_finite_blame_the_state(tmp_path: P
 def test_snapshots_are_bounded_and_their_size_is_stored(tmp_path: Path) -> None:
     run = Run(tmp_path / "run.db", Rescue(back=10)).go(12)
     with RunReader(run.path) as reader:
-        assert reader.notes()["rescue"] == {
-            "skip": True,
-            "clip": True,
-            "lower": None,
-            "back": 10,
-            "memory": 4096,
-        }
+        noted = reader.notes()["rescue"]
+    assert noted == {"skip": True, "clip": True, "lower": None, "back": 10, "memory": 4096}
     weights = sum(p.nbytes for p in run.model.parameters())
     assert run.events("snapshots")[-1].data["MiB"] == pytest.approx(2 * 3 * weights / 2**20, rel=0.05)
     with pytest.raises(UsageError, match="memory"):
@@ -361,6 +356,25 @@ def test_a_closure_is_judged_after_it_has_run(tmp_path: Path) -> None:
             monitor.step(loss)
     with RunReader(tmp_path / "run.db") as reader:
         assert [event.step for event in reader.events("rescue")] == [BAD]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, which compiles
+def test_a_compiled_update_is_skipped_too(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    update = torch.compile(optimizer.step, backend="eager")
+    with Monitor(model, optimizer, store=tmp_path / "run.db", rescue=Rescue()) as monitor:
+        for step in range(1, 8):
+            loss = model(torch.randn(8, 4)).square().mean()
+            (loss * (math.nan if step == 5 else 1)).backward()
+            before = copy.deepcopy(model.state_dict())
+            update()
+            assert same([*before.values()], [*model.state_dict().values()]) is (step == 5)
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    with RunReader(tmp_path / "run.db") as reader:
+        assert [event.step for event in reader.events("rescue")] == [5]
 
 
 def test_what_cannot_be_rescued_is_refused() -> None:

@@ -209,7 +209,7 @@ class Monitor:
                 self._called.register_forward_hook(self._forward_ends, with_kwargs=True),
             ]
         for optimizer in self._optimizers:
-            hooks.append(optimizer.register_step_pre_hook(self._before_update))
+            hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_update)))
         for hook in hooks:
             self._held.callback(hook.remove)
         if self._rescuer is not None:

@@ -102,8 +102,12 @@ class Rescuer:
         """Begin after step `step`, behind the hooks that are there."""
         self._step = step
         for optimizer in self._optimizers:
-            self._held.callback(optimizer.register_step_pre_hook(self._before_step).remove)
-            self._held.callback(optimizer.register_step_post_hook(self._after_step).remove)
+            self._held.callback(
+                optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)).remove
+            )
+            self._held.callback(
+                optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)).remove
+            )
 
     def detach(self) -> None:
         """End."""
