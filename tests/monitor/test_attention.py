@@ -434,3 +434,20 @@ def test_fused_attentions_of_other_devices_are_read_by_their_schemas(name: str) 
     expected = [dense(logits[[0, 2]][:, head, 2::3]) for head in range(HEADS)]
     assert found[0].tolist() == pytest.approx([largest for largest, _ in expected], rel=1e-5)
     assert (found[1] / found[2]).tolist() == pytest.approx([entropy for _, entropy in expected], rel=1e-5)
+
+
+def test_a_mode_is_on_from_the_last_projection_to_the_end_only() -> None:
+    """Each operation under a mode costs time: here the projections, the heads and the output are none."""
+    loop = Plain(decoder(causal))
+    seen: list[str] = []
+    with Monitor(loop.model, loop.optimizer, every=1, on_alarm=lambda _: None) as monitor:
+        loop.step(monitor)
+        for block in loop.model.blocks:
+            for name in ("q", "k", "v", "o"):
+                child = getattr(block.attention, name)
+                child.register_forward_pre_hook(
+                    lambda *_, name=name: seen.append(name) if _get_current_dispatch_mode() else None
+                )
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert seen == ["o", "o"]

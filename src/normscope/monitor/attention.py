@@ -11,10 +11,12 @@ each, the last one among them, with all heads and keys. So the largest logit is 
 batch. Logits have their mask and bias, and are those before dropout. A key is masked where its logit is at
 most `MASKED_LOGIT`. Of several forwards in a step the last counts.
 
-A dispatch mode sees the softmaxes and the fused attentions. It is on only while a module with an attention
-runs, in a forward of a step with all figures. Functions that `torch.compile` has made run as without it.
+A dispatch mode sees the softmaxes and the fused attentions. It is on only in a module with an attention, from
+the end of the last child before it, in a forward of a step with all figures. Functions that `torch.compile`
+has made run as without it.
 """
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -85,9 +87,10 @@ class AttentionWatch:
         self._error: Exception | None = None
         self._is_open = False
         self.unseen: list[str] = []
-        self._modules = self._watched(model, self._see)
         self.notes: list[str] = []
+        self._before: dict[str, str] = {}
         self._heads = self._count_heads(model, batch)
+        self._modules = self._watched(model, self._see)
         heads = [
             f"{site}.head{number}"
             for site, count in zip(self._sites, self._heads, strict=True)
@@ -151,7 +154,7 @@ class AttentionWatch:
     def _watched(self, model: nn.Module, see: Callable[..., None]) -> "list[_Watched]":
         modules = dict(named_modules(model))
         paths = dict.fromkeys(path for places in self._places for path, _ in places)
-        return [_Watched(path, modules[path], see) for path in paths]
+        return [_Watched(path, modules[path], see, self._before.get(path)) for path in paths]
 
     def _tallies(self) -> dict[Place, Floats]:
         """The tallies of the last forward, in one transfer."""
@@ -202,24 +205,40 @@ class AttentionWatch:
             self.notes.append(f"the heads of attentions are not watched ({describe(error)})")
         for each in counting:
             each.remove()
+            if each.before is not None:
+                self._before[each.path] = each.before
         sums = [sum(counts.get(place, 0) for place in places) for places in self._places]
         return [count if count > 1 else 0 for count in sums]
 
 
 class _Watched:
-    """One module that runs an attention: a mode is on while it runs, in a forward that is measured.
+    """One module that runs an attention: a mode is on in it, in a forward that is measured.
 
     Hooks that did not run stay: they lie in compiled code, which would be compiled again without them.
+
+    Args:
+        before: child whose end the mode waits for, since each operation under a mode costs time; None is the
+            module's begin.
+
+    Attributes:
+        before: child that ended last before the first softmax of each call; None if none or several did.
     """
 
-    def __init__(self, path: str, module: nn.Module, see: Callable[..., None]) -> None:
-        self._path, self._module, self._see = path, module, see
+    def __init__(self, path: str, module: nn.Module, see: Callable[..., None], before: str | None) -> None:
+        self.path, self._module, self._see = path, module, see
+        self._waits_for = before
         sizes = (getattr(module, name, None) for name in _NUM_HEADS)
         self._heads = next((size for size in sizes if isinstance(size, int) and size > 0), 1)
         self._num_calls = 0
         self._is_open = False
-        self._modes: list[_Mode] = []
+        self._modes: list[_Mode | None] = []
+        self._ended: str | None = None
+        self._befores: set[str | None] = set()
         self._handles: list[RemovableHandle] = []
+
+    @property
+    def before(self) -> str | None:
+        return next(iter(self._befores)) if len(self._befores) == 1 else None
 
     def open(self) -> None:
         """A forward begins."""
@@ -228,9 +247,13 @@ class _Watched:
             # Set anew in each forward, so that modes that hooks of others enter lie outside of this one.
             # Registered through the base class: a traced module refuses its own method, but runs hooks.
             self._handles = [
-                nn.Module.register_forward_pre_hook(self._module, self._enter),
+                nn.Module.register_forward_pre_hook(self._module, self._begin),
                 nn.Module.register_forward_hook(self._module, self._leave, prepend=True, always_call=True),
             ]
+            for name, child in self._module.named_children():
+                if self._waits_for in (None, name):
+                    hook = functools.partial(self._child_ends, name)
+                    self._handles.append(nn.Module.register_forward_hook(child, hook))
 
     def close(self) -> None:
         """It has ended."""
@@ -243,20 +266,39 @@ class _Watched:
             handle.remove()
         self._handles = []
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _begin(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or not self._is_open:
             return  # a compiler only traces the call; a checkpointed block runs again in the backward
-        call, self._num_calls = self._num_calls, self._num_calls + 1
-        mode = _Mode(
-            lambda is_fused, nth, *op: self._see(self._path, _Op(call, is_fused, nth), *op, self._heads)
-        )
-        self._modes.append(mode)
+        self._num_calls += 1
+        self._modes.append(None)
+        self._ended = None
+        if self._waits_for is None:
+            self._enter()
+
+    def _child_ends(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._modes:
+            return
+        self._ended = name
+        if self._modes[-1] is None:
+            self._enter()
+
+    def _enter(self) -> None:
+        call = self._num_calls - 1
+
+        def see(is_fused: bool, nth: int, *op: Any) -> None:
+            if not nth:
+                self._befores.add(self._ended)
+            self._see(self.path, _Op(call, is_fused, nth), *op, self._heads)
+
+        self._modes[-1] = mode = _Mode(see)
         mode.__enter__()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self._modes:
             return
-        self._modes.pop().__exit__(None, None, None)
+        mode = self._modes.pop()
+        if mode is not None:
+            mode.__exit__(None, None, None)
 
 
 class _Mode(modes.TorchDispatchMode):
