@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normscope
 from normscope.anatomy import capture, read_anatomy
-from normscope.monitor import Monitor, RunReader
+from normscope.monitor import Monitor, RunReader, forwards
 from normscope.monitor.plan import plan_of
 from normscope.monitor.reductions import local, norms
 from normscope.monitor.turns import TURNS
@@ -343,7 +343,11 @@ def test_what_is_compiled_in_place_is_watched(part: str, tmp_path: Path) -> None
     np.testing.assert_allclose(found[:, seen], values[:, seen], rtol=1e-6)
 
 
-def test_the_first_of_two_micro_batches_is_traced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, forwards.KEPT_BYTES])
+def test_the_first_of_two_micro_batches_is_traced(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwards, "KEPT_BYTES", kept)  # at 0 all forwards but the last are dropped
     loop, path = Loop(SPECS[0]), tmp_path / "run.db"
     good, bad = next(loop.batches), next(loop.batches)
     ids = []
