@@ -1,10 +1,11 @@
 """Small runs that go wrong late, each beside a healthy twin: how many steps before the loss the alarms come.
 
     python -m benchmarks.monitor_runs late TEXT [FOLDER]
+    python -m benchmarks.monitor_runs rescued TEXT FOLDER [PICTURE]
 
 Nothing is injected: each run fails by a setting that people really choose. Its twin differs in that setting
-alone, and sees the same batches from the same weights. The stores stay in FOLDER, and a run whose store there
-has ended is read from it.
+alone, and sees the same batches from the same weights. The stores stay in FOLDER; a run whose store there has
+ended is judged again from it.
 
 **When the loss moves** was fixed before any alarm was looked at. Batches are not equally hard, so that the
 twin's deviation from its own median over 51 steps is subtracted from each loss. The loss has moved, from step
@@ -22,7 +23,7 @@ import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from normscope.monitor import Monitor
-from normscope.monitor.row import Raised
+from normscope.claims.plots import COLOURS, DASHES
+from normscope.monitor import Monitor, Rescue
+from normscope.monitor.after.findings import facts_of
+from normscope.monitor.alarms import Judges
 from normscope.monitor.store import RunReader
+from normscope.rules import Finding
 from normscope.subjects import Subject, load
 
 Floats = NDArray[np.float64]
@@ -43,6 +47,8 @@ EFFECT = 0.1
 """Nats by which a loss moves."""
 LATE = 100
 """First step that counts."""
+SETTLED = 200
+"""Step from which a run that spikes has fitted its data."""
 SEEDS = (10, 11, 12)
 
 
@@ -142,8 +148,8 @@ def has_ended(store: Path, steps: int) -> bool:
         return reader.last_step == steps and all(rank.state == "ended" for rank in reader.ranks())
 
 
-def train(setting: Setting, seed: int, text: Path, store: Path | None, **options: Any) -> Monitor:
-    """Train under a monitor."""
+def train(setting: Setting, seed: int, text: Path | None, store: Path, **options: Any) -> None:
+    """Train under a monitor with `options`, on a text or on the standard library's source."""
     subject = load(setting.spec, seed=seed, text=text, dtype=setting.dtype)
     model = subject.model.train()
     optimizer = torch.optim.AdamW(
@@ -163,7 +169,6 @@ def train(setting: Setting, seed: int, text: Path, store: Path | None, **options
             optimizer.step()
             monitor.step(loss)
     assert monitor.failure is None, monitor.failure
-    return monitor
 
 
 def groups(model: nn.Module, setting: Setting) -> list[dict[str, Any]]:
@@ -222,19 +227,81 @@ def _medians(values: Floats, count: int) -> Floats:
 
 
 def _say(name: str, kind: Kind, fails: Path, healthy: Path) -> int | None:
-    losses, alarms = zip(*(_read(store) for store in (fails, healthy)), strict=True)
-    step = moved(*losses, behind=kind.fails.dtype is not None)
-    ends = ", ".join(f"{np.median(loss[-50:]):.2f}" for loss in losses)
-    first = next((each for each in alarms[0] if each.finding.code in kind.codes), None)
-    lead = None if step is None or first is None else step - first.step
-    print(f"{name}: the loss moves at step {step}; last losses {ends} (healthy); lead {lead}")
-    for which, raised in [("fails", each) for each in alarms[0]] + [("healthy", each) for each in alarms[1]]:
-        mark = "*" if raised is first else " "
-        print(f" {mark} {which}, step {raised.step}: {raised.finding.code} {raised.finding.message}")
+    step = moved(losses(fails), losses(healthy), behind=kind.fails.dtype is not None)
+    ends = " and ".join(f"{np.median(losses(store)[-50:]):.2f}" for store in (fails, healthy))
+    found = judged(fails)
+    first = next((step for step, each in found if each.code in kind.codes), None)
+    lead = None if step is None or first is None else step - first
+    print(f"{name}: the loss moves at step {step}, it ends at {ends} (twin); lead {lead}")
+    for which, alarms in (("", found), ("twin, ", judged(healthy))):
+        for at, finding in alarms:
+            print(f"  {which}step {at}: {finding.code} {finding.message}")
     sys.stdout.flush()
     return lead
 
 
-def _read(store: Path) -> tuple[Floats, list[Raised]]:
+def losses(store: Path) -> Floats:
+    """[steps], the losses of a run."""
     with RunReader(store) as reader:
-        return reader.series("loss")[1], reader.alarms()
+        return reader.series("loss")[1]
+
+
+def judged(store: Path) -> list[tuple[int, Finding]]:
+    """Steps and alarms of a stored run, by the alarms of this version."""
+    with RunReader(store) as reader:
+        judges = Judges(facts_of(reader.notes(), 1))
+        return [
+            (row.step, finding)
+            for row, layout in reader.all_rows(reader.last_step)
+            for finding in judges.feed(row.step, layout, row.values)
+        ]
+
+
+RESCUES: dict[str, Rescue | None] = {
+    "alone": None,
+    "Rescue()": Rescue(),
+    "Rescue(lower=0.1)": Rescue(lower=0.1),
+}
+
+
+def rescued(text: Path, folder: Path, picture: Path | None = None) -> None:
+    """Train the runs that spike alone, with two rescues, and as twins; print a table, and draw the losses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = KINDS["spike"]
+    print(
+        f"| seed | run | largest loss from step {SETTLED} on | last loss | not taken |\n|---|---|---|---|---|"
+    )
+    for seed in SEEDS:
+        found = {}
+        for number, (name, rescue) in enumerate({**RESCUES, "twin, β2 = 0.999": None}.items()):
+            store = folder / f"spike-{seed}-{('fails', 'rescue', 'lower', 'healthy')[number]}.db"
+            setting = kind.healthy if number == len(RESCUES) else kind.fails
+            if not has_ended(store, setting.steps):
+                store.unlink(missing_ok=True)
+                train(setting, seed, text, store, rescue=rescue)
+            with RunReader(store) as reader:
+                loss = found[name] = reader.series("loss")[1]
+                skipped = 0.0 if rescue is None else float((reader.series("rescued")[1] > 0).sum())
+            largest, last = f"{loss[SETTLED - 1 :].max():.3g}", f"{np.median(loss[-50:]):.2g}"
+            print(f"| {seed} | {name} | {largest} | {last} | {skipped:g} |", flush=True)
+        if picture is not None and seed == SEEDS[0]:
+            draw(found, picture)
+
+
+def draw(found: Mapping[str, Floats], picture: Path) -> None:
+    """Losses by step on a logarithmic scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    for (name, loss), colour, dash in zip(found.items(), COLOURS, DASHES, strict=False):
+        axis.semilogy(
+            np.arange(1, len(loss) + 1), loss, label=name, color=colour, linestyle=dash, linewidth=1.3
+        )
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss (nats)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(picture, dpi=150)

@@ -3,10 +3,10 @@
 `healthy` trains 20 models of width 64 for 2,000 steps each and counts alarms; there should be none. The table
 was fixed before the first run: ten schemes that train at that depth, with two settings of the loop each. Runs
 of other seeds, from 0 on, raised alarms by which criteria were changed (docs/alarms.md). The stores stay in
-FOLDER; a run whose store there has ended is read from it, so that a second call goes on where the first was
-stopped.
+FOLDER; a run whose store there has ended is judged again from it, so that a second call goes on where the
+first was stopped.
 
-`late` trains four kinds of runs that go wrong late, see `late_runs.py`.
+`late` and `rescued` train runs that go wrong late, see `late_runs.py`.
 """
 
 import sys
@@ -17,8 +17,6 @@ import torch
 
 from benchmarks import late_runs
 from normscope.monitor import Monitor
-from normscope.monitor.row import Raised
-from normscope.monitor.store import RunReader
 from normscope.subjects import load
 
 STEPS, BATCH, TOKENS, FIRST_SEED = 2000, 4, 64, 1000
@@ -38,27 +36,18 @@ def healthy(text: Path, folder: Path | None = None) -> None:
                 spec = f"nn:decoder,scheme={scheme},depth={depth},width=64,heads=4"
                 seed = FIRST_SEED + 10 * number + which
                 store = folder / f"{seed:02}-{scheme}.db"
-                if not _has_ended(store):
+                if not late_runs.has_ended(store, STEPS):
                     store.unlink(missing_ok=True)
                     _run(spec, seed, text, store, lr, *rest)
                 _say(f"{spec} lr {lr:g}", store)
 
 
-def _has_ended(store: Path) -> bool:
-    if not store.exists():
-        return False
-    with RunReader(store) as reader:
-        return reader.last_step == STEPS and all(rank.state == "ended" for rank in reader.ranks())
-
-
 def _say(name: str, store: Path) -> None:
-    with RunReader(store) as reader:
-        alarms: list[Raised] = reader.alarms()
-        loss = float(reader.series("loss")[1][-100:].mean())
-        seconds = float(reader.series("seconds")[1].sum())
-    print(f"{name}: loss {loss:.3f}, {len(alarms)} alarms, {seconds:.0f} s")
-    for raised in alarms:
-        print(f"  step {raised.step}: {raised.finding.code} {raised.finding.message}")
+    alarms = late_runs.judged(store)
+    loss = float(late_runs.losses(store)[-100:].mean())
+    print(f"{name}: loss {loss:.3f}, {len(alarms)} alarms")
+    for step, finding in alarms:
+        print(f"  step {step}: {finding.code} {finding.message}")
     sys.stdout.flush()
 
 
@@ -90,4 +79,6 @@ def _run(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"healthy": healthy, "late": late_runs.late}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"healthy": healthy, "late": late_runs.late, "rescued": late_runs.rescued}[sys.argv[1]](
+        *map(Path, sys.argv[2:])
+    )
