@@ -11,6 +11,7 @@ first was stopped.
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,14 +32,14 @@ def healthy(text: Path, folder: Path | None = None) -> None:
         folder = folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for number, scheme in enumerate(SCHEMES):
-            for which, (lr, *rest) in enumerate(LOOPS):
+            for which, (lr, decay, warmup, clip) in enumerate(LOOPS):
                 depth = 2 if scheme == "post" else 6
                 spec = f"nn:decoder,scheme={scheme},depth={depth},width=64,heads=4"
                 seed = FIRST_SEED + 10 * number + which
                 store = folder / f"{seed:02}-{scheme}.db"
                 if not late_runs.has_ended(store, STEPS):
                     store.unlink(missing_ok=True)
-                    _run(spec, seed, text, store, lr, *rest)
+                    _run(spec, seed, text, store, lr, decay, warmup, clip)
                 _say(f"{spec} lr {lr:g}", store)
 
 
@@ -79,6 +80,9 @@ def _run(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"healthy": healthy, "late": late_runs.late, "rescued": late_runs.rescued}[sys.argv[1]](
-        *map(Path, sys.argv[2:])
-    )
+    runs: dict[str, Callable[..., None]] = {
+        "healthy": healthy,
+        "late": late_runs.late,
+        "rescued": late_runs.rescued,
+    }
+    runs[sys.argv[1]](*map(Path, sys.argv[2:]))
