@@ -338,7 +338,7 @@ class Monitor:
         is_float16 = self._facts["dtype"] == "float16"
         self._sites = Sites(plan, self._optimizers, with_headroom=is_float16)
         self._tracer = Tracer(self._model, self._optimizers, plan, self._streams, self._sharded, self._rank)
-        self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers)
+        self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers, self._every)
         self._layouts = {
             STEP: (
                 *((name, "") for name in SCALARS),

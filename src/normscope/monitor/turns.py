@@ -2,7 +2,9 @@
 
 What a step itself does wrong is seen in its loss, its streams and its gradients. A weight or a state that is
 changed from outside is not always: a NaN in a row of the embedding that no batch uses, a mean square of 1e30.
-They are as many as everything else together, so that a part is looked at after each step.
+They are more than everything else together, so that a part is looked at after each step. The norms of all
+weights are figures of the steps where all figures are due, so that weights have a turn only where those steps
+are rare.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +30,22 @@ class Place:
 
 
 class Turns:
-    """Sizes of a part of the weights and states; the parts follow one another."""
+    """Sizes of a part of the weights and states; the parts follow one another.
+
+    Args:
+        parameters, names: the weights.
+        optimizers: the optimizers that hold the states.
+        every: steps between two measurements of all weights.
+    """
 
     def __init__(
-        self, parameters: Sequence[Tensor], names: Sequence[str], optimizers: Sequence[Optimizer]
+        self,
+        parameters: Sequence[Tensor],
+        names: Sequence[str],
+        optimizers: Sequence[Optimizer],
+        every: int,
     ) -> None:
-        self._weights = dict(zip(names, parameters, strict=True))
+        self._weights = dict(zip(names, parameters, strict=True)) if every > TURNS else {}
         self._named = dict(zip(map(id, parameters), names, strict=True))
         self._optimizers = optimizers
         self._parts: list[list[Place]] = []
