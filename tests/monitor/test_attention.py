@@ -393,7 +393,7 @@ def test_logits_that_grow_are_an_alarm_of_their_branches_before_they_reach_100(d
     torch.manual_seed(0)
     loop = Plain(Decoder(lambda: SelfAttention(grouped, 0.0, GROUPS)))
     with Monitor(loop.model, loop.optimizer, on_alarm=lambda _: None) as monitor:
-        for _ in range(420):
+        for _ in range(560):
             loop.step(monitor)
             with torch.no_grad():
                 for block in loop.model.blocks:
@@ -407,7 +407,7 @@ def test_logits_that_grow_are_an_alarm_of_their_branches_before_they_reach_100(d
     assert {row.quantity for each in found for row in each.finding.evidence} == {"attention/max-logit"}
     sites = {site for each in found for site in each.finding.sites}
     assert sites <= {"blocks.0.attention", "blocks.1.attention"}, "heads raise no alarms of their own"
-    assert found[0].finding.evidence[0].value < 60
+    assert 50 < found[0].finding.evidence[0].value < 100
 
 
 def arguments(func: Any, values: dict[str, Any]) -> list[Any]:

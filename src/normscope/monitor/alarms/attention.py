@@ -6,7 +6,6 @@ import numpy as np
 
 from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episodes
-from normscope.monitor.alarms.growth import LOGIT
 from normscope.monitor.alarms.looks import APART, Looks
 from normscope.monitor.row import Layout
 from normscope.probes.attention import ENTROPY as ENTROPIES
@@ -16,6 +15,8 @@ from normscope.rules.signal import ENTROPY
 
 CONFIRMED = 3
 """Values in a row."""
+LARGEST = 100.0
+"""Largest logit beyond which it counts, from which on QK-Clip acts."""
 BEFORE = 0.25
 """Entropy that the attention must have had: one that never had it is sharp by design."""
 
@@ -28,8 +29,8 @@ ENTROPY_COLLAPSE = alarm(
         healthy in many models. A whole layer of them with logits beyond 100 is what precedes a divergence, or
         a loss that stays high.""",
     threshold=f"""Mean entropy of all heads under {ENTROPY:g} of that of uniform attention, with a largest
-        logit above {LOGIT:g}, {CONFIRMED} values in a row, {APART} steps apart or more, in an attention whose
-        entropy has been above {BEFORE:g}.""",
+        logit above {LARGEST:g}, {CONFIRMED} values in a row, {APART} steps apart or more, in an attention
+        whose entropy has been above {BEFORE:g}.""",
     source="""Zhai et al. 2023, arXiv:2303.06296 (entropy collapse in runs that diverge); the entropy is that
         of NS205; the logit that of QK-Clip, Kimi K2, arXiv:2507.20534. The earlier entropy is our own
         choice.""",
@@ -54,7 +55,7 @@ class EntropyCollapse:
         entropies, logits = look.values[self.columns.numbers], look.values[self._logits]
         usable = look.usable[self.columns.numbers] & look.usable[self._logits] & (self._logits >= 0)
         known = np.where(usable, entropies, 1.0)
-        one_hot = usable & (known < ENTROPY) & (np.where(usable, logits, 0.0) > LOGIT)
+        one_hot = usable & (known < ENTROPY) & (np.where(usable, logits, 0.0) > LARGEST)
         if not self._looks.enter(look, one_hot.astype(float), usable):
             return
         self._had_entropy |= usable & (known > BEFORE)

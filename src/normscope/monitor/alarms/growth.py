@@ -23,10 +23,8 @@ CERTAIN = 6.0
 """Growth over its standard error."""
 STEADY = 0.5
 """Largest share of the growth that one value may add: a jump to another level is no growth."""
-LOGIT = 100.0
-"""Largest logit that counts."""
-AHEAD = 200
-"""Steps within which a logit that grows must pass `LOGIT`."""
+LOGIT = 50.0
+"""Largest logit from which its growth counts: Gemma 2 caps the logits of attention there."""
 
 SLOW_GROWTH = alarm(
     "NS807",
@@ -42,11 +40,11 @@ SLOW_GROWTH = alarm(
         the span are {AGE:g} times those within it, or more, and for weights the learning rates sum to as
         much. A weight norm must reach the median of all weight norms, because a bias of 1e-4 doubles by
         rounding alone. A branch must be as large as the stream that it is added to: a smaller one that grows
-        begins to learn. A largest logit must also be on its way past {LOGIT:g} within {AHEAD} steps. A
-        warning; a note for weight norms and largest values of a stream.""",
-    source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from a logit of 100 on);
-        Wortsman et al. 2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is
-        Tukey's.""",
+        begins to learn. A largest logit must have reached {LOGIT:g}. A warning; a note for weight norms and
+        largest values of a stream.""",
+    source="""Closed form for powers; Gemma 2, arXiv:2408.00118 (a cap of 50 on attention's logits), and Kimi
+        K2, arXiv:2507.20534 (QK-Clip acts from 100 on); Wortsman et al. 2023, arXiv:2309.14322 (logits that
+        grow before a run diverges); the resistant line is Tukey's.""",
     remedy="""Attention logits: QK-norm, a lower learning rate for queries and keys, or QK-Clip. Stream: a
         norm on the branches' outputs, weight decay, a smaller scale of the output projections. Output logits:
         z-loss.""",
@@ -116,8 +114,7 @@ class Growth:
         grown = slope * (span - 1)
         counts = (grown >= DOUBLING) & (late - early >= np.maximum(CERTAIN * error, jump / STEADY))
         now = late + slope * (third - 1) / 2
-        ahead = now + grown * AHEAD / max(1, last - first)
-        counts &= ~self._logits[chosen] | (ahead > math.log(LOGIT))
+        counts &= ~self._logits[chosen] | (now > math.log(LOGIT))
         more = counts & (grown > rise[chosen])
         rise[chosen[more]] = grown[more]
         steps[chosen[more]] = last - first
