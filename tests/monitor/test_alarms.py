@@ -304,6 +304,22 @@ def test_the_steps_to_an_overflow_count_from_the_last_value() -> None:
     assert "at this pace it does so in 195 steps" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("steps", "size", "severities"),
+    [((200,), 30, ["note"]), ((200,), 300, ["warning"]), ((200, 203), 30, ["note", "warning"])],
+)
+def test_one_small_jump_of_a_gradient_is_a_note(
+    steps: tuple[int, ...], size: float, severities: list[str]
+) -> None:
+    gradient = GRADIENT
+    for step in steps:
+        gradient = at(gradient, step, size)
+    found = raised({"gradient/norm": gradient})
+    assert [(step, str(finding.severity)) for step, finding in found] == list(
+        zip(steps, severities, strict=True)
+    )
+
+
 def test_the_growth_of_a_logit_counts_from_50_on() -> None:
     """A logit that reaches 50 at step 855."""
     logit = 50 * 2.0 ** ((T[:90] - 84.5) / 15)

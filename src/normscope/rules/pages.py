@@ -45,6 +45,7 @@ Thresholds come from the sources that each section names. These were changed aft
 - A gradient is compared with its last 10 values: 64 lag behind one that grows as attention awakes, and hide a
   jump of one that falls (NS805; a healthy run, and a spike that was seen too late).
 - A branch that grows counts from the size of the stream on; a smaller one begins to learn (NS807).
+- One gradient that jumps less than 100 times and does not return is a note (NS805).
 - A largest logit that grows counts from 50 on, and no more on its way past 100 within 200 steps (NS807).
 - A loss under the unigram entropy has learnt context, however slowly it falls (NS809).
 

@@ -26,6 +26,9 @@ RECENT = 10
 attention awakes."""
 ALONE = 10.0
 """Ratio from which one value suffices: Megatron-LM calls ten times the largest gradient so far unexpected."""
+GRAVE = 100.0
+"""Ratio from which one gradient is a warning; a smaller one that does not return is a note: such jumps come
+in runs that go on well."""
 TWICE_IN = 5
 """Values within which a smaller one must return: one odd batch is gone in the next step, an instability is
 not."""
@@ -59,7 +62,8 @@ GRADIENT_SPIKE = alarm(
         few steps later.""",
     threshold=f"""Norm above {_RECENT}, by a factor of {GRADIENT_RATIO:g} and by
         {GRADIENT_SIGMAS:g}·1.4826·MAD of the logarithms of the last {SIZE} such ratios, twice in {TWICE_IN}
-        values; or once by a factor of {ALONE:g}. Norms of exactly 0 are left out.""",
+        values; or once by a factor of {ALONE:g}, which is a note under {GRAVE:g}. Norms of exactly 0 are left
+        out.""",
     source="""OLMo 2, arXiv:2501.00656 (gradient spikes often precede those of the loss); Zhang et al. 2020,
         arXiv:1912.03194 (heavy tails); our own quantiles of a Student-t.""",
     remedy="""Clip the gradient norm; look at the sites that jumped first, and at the batch. In half precision
@@ -87,6 +91,7 @@ class Kind:
         quantities: names of the columns.
         least: smallest ratio to the median that counts.
         alone: ratio from which one spike is an alarm; two in `TWICE_IN` values below it.
+        grave: ratio from which one spike is a warning, below it a note.
         per_rate: values are divided by the learning rate.
         recent: as in `Window`.
     """
@@ -96,6 +101,7 @@ class Kind:
     sigmas: float
     least: float
     alone: float = 0.0
+    grave: float = 0.0
     per_rate: bool = False
     recent: int = 0
 
@@ -103,7 +109,7 @@ class Kind:
 _GRADIENTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind"})
 KINDS = (
     Kind(LOSS_SPIKE, frozenset({"loss"}), SIGMAS, 1 + LOSS_RISE),
-    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE, recent=RECENT),
+    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE, GRAVE, recent=RECENT),
     Kind(
         UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, ALONE, per_rate=True
     ),
@@ -124,7 +130,7 @@ class Spikes:
             len(self.columns), sigmas=kind.sigmas, effect=math.log(kind.least), recent=kind.recent
         )
         self._since = np.full(len(self.columns), TWICE_IN)
-        self._episode = Episode()
+        self._episodes = {Severity.WARNING: Episode(), Severity.NOTE: Episode()}
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
@@ -145,13 +151,17 @@ class Spikes:
         self._since = self._since + usable
         again = self._since < TWICE_IN
         self._since[spikes] = 0
+        rise = values - median
+        grave = spikes & (again | (rise >= math.log(kind.grave))) if kind.grave else spikes
         if kind.alone:
-            spikes = spikes & (again | (values - median >= math.log(kind.alone)))
-        if (new := self._episode.update(spikes)) is None:
-            return
-        worst = int(np.argmax(np.where(new, values - median, -np.inf)))
-        words = self._words(look, worst, float(median[worst]))
-        yield self.columns.raised(kind.record, look, new, worst, Severity.WARNING, *words)
+            spikes = spikes & (again | (rise >= math.log(kind.alone)))
+            grave = grave & spikes
+        severity = Severity.WARNING if grave.any() else Severity.NOTE
+        for each, episode in self._episodes.items():
+            if (new := episode.update(spikes if each is severity else np.zeros_like(spikes))) is not None:
+                worst = int(np.argmax(np.where(new, rise, -np.inf)))
+                words = self._words(look, worst, float(median[worst]))
+                yield self.columns.raised(kind.record, look, new, worst, severity, *words)
 
     def _words(self, look: Look, worst: int, median: float) -> tuple[str, str]:
         """The sentence about the worst series, and how its value was measured."""
