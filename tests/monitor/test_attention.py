@@ -22,13 +22,14 @@ from attentions import (
     decoder,
     eager,
     earlier,
+    exact_logits,
     flat,
     grouped,
     loss_of,
 )
 from test_monitor import SPECS, Loop
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -311,6 +312,42 @@ def test_a_mode_that_a_hook_enters_is_left_to_that_hook() -> None:
     assert monitor.failure is None, monitor.failure
     assert inner.get_total_flops() > 0
     assert _get_current_dispatch_mode() is None
+
+
+class Idle(TorchDispatchMode):
+    """Does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Around(SelfAttention):
+    """An attention with a mode around its last projection, or around that and its logits."""
+
+    def __init__(self, is_long: bool) -> None:
+        super().__init__(causal, 0.0, HEADS)
+        self.is_long, self.after = is_long, list[Any]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k))
+        if self.seen is not None:
+            self.seen.append(exact_logits(causal, q.detach(), k.detach()))
+        with Idle():
+            v = self.v(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            out = causal(q, k, v, 0.0) if self.is_long else v
+        self.after.append(_get_current_dispatch_mode())
+        out = out if self.is_long else causal(q, k, v, 0.0)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_mode_that_an_attention_opens_around_a_child_ends_where_it_says(is_long: bool) -> None:
+    torch.manual_seed(0)
+    model = Decoder(lambda: Around(is_long))
+    expected = by_hand(model)
+    found = measured(Plain(model))
+    assert not [mode for block in model.blocks for mode in block.attention.after if isinstance(mode, Idle)]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_forward_that_raises_leaves_no_mode_behind() -> None:

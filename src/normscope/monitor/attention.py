@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,6 +212,19 @@ class AttentionWatch:
         return [count if count > 1 else 0 for count in sums]
 
 
+@dataclass(eq=False)
+class _Running:
+    """A call of a module that has not ended.
+
+    Attributes:
+        depth: dispatch modes that are on where the script has entered none since the call's begin.
+        mode: ours, once it is on.
+    """
+
+    depth: int
+    mode: "_Mode | None" = None
+
+
 class _Watched:
     """One module that runs an attention: a mode is on in it, in a forward that is measured.
 
@@ -221,7 +235,8 @@ class _Watched:
             module's begin.
 
     Attributes:
-        before: child that ended last before the first softmax of each call; None if none or several did.
+        before: child that ended last before the first softmax of each call, in no mode that the call entered;
+            None if none or several did.
     """
 
     def __init__(self, path: str, module: nn.Module, see: Callable[..., None], before: str | None) -> None:
@@ -231,7 +246,7 @@ class _Watched:
         self._heads = next((size for size in sizes if isinstance(size, int) and size > 0), 1)
         self._num_calls = 0
         self._is_open = False
-        self._modes: list[_Mode | None] = []
+        self._running: list[_Running] = []
         self._ended: str | None = None
         self._befores: set[str | None] = set()
         self._handles: list[RemovableHandle] = []
@@ -270,16 +285,18 @@ class _Watched:
         if torch.compiler.is_compiling() or not self._is_open:
             return  # a compiler only traces the call; a checkpointed block runs again in the backward
         self._num_calls += 1
-        self._modes.append(None)
+        self._running.append(_Running(torch._C._len_torch_dispatch_stack()))
         self._ended = None
         if self._waits_for is None:
             self._enter()
 
     def _child_ends(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._modes:
+        if torch.compiler.is_compiling() or not self._running:
             return
+        if torch._C._len_torch_dispatch_stack() != self._running[-1].depth:
+            return  # a mode of the script is on: as it ends, it would take off ours
         self._ended = name
-        if self._modes[-1] is None:
+        if self._running[-1].mode is None:
             self._enter()
 
     def _enter(self) -> None:
@@ -290,13 +307,15 @@ class _Watched:
                 self._befores.add(self._ended)
             self._see(self.path, _Op(call, is_fused, nth), *op, self._heads)
 
-        self._modes[-1] = mode = _Mode(see)
-        mode.__enter__()
+        running = self._running[-1]
+        running.mode = _Mode(see)
+        running.mode.__enter__()
+        running.depth += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._modes:
+        if torch.compiler.is_compiling() or not self._running:
             return
-        mode = self._modes.pop()
+        mode = self._running.pop().mode
         if mode is not None:
             mode.__exit__(None, None, None)
 
