@@ -66,14 +66,15 @@ def run(folder: Path, way: str, fault: str, rank: int) -> None:
             loss = subject.loss(pair[rank], model)
             factor = {"nan": math.nan, "jump": 1000.0}.get(fault, 1.0) if is_bad else 1.0
             (loss * factor).backward()
-            if rank == 0 and fault in ("monitor", "measure") and step == BAD + 1:
+            if rank == 0 and fault in ("monitor", "measure", "scaler") and step == BAD + 1:
                 for parameter in model.parameters():
                     parameter.grad.mul_(1000)
             if step == BAD:
                 norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
                 seen["norm"] = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
             seen["before"].append(total())
-            optimizer.step()
+            if not (is_bad and fault == "scaler"):
+                optimizer.step()
             seen["after"].append(total())
             optimizer.zero_grad()
             monitor.step(loss)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 import normscope
 from normscope.errors import UsageError
 from normscope.monitor import Event, Monitor, Rescue, RunReader
+from normscope.monitor.alarms.rescued import RESCUED
+from normscope.monitor.decision import FIELDS, Decision, Figures
+from normscope.monitor.rescuer import Rescuer
 from normscope.monitor.row import RESCUE, SNAPSHOTS_KEPT
 from normscope.subjects import load
 
@@ -395,6 +399,7 @@ TOGETHER = {
     "fsdp:weight": ("back", BAD),
     "ddp:measure": ("skip", BAD + 1),
     "apart:monitor": ("skip", BAD + 1),
+    "apart:scaler": ("skip", BAD + 1),
 }
 """Cases of `rescued_ranks.py`, and what both processes do in which step."""
 
@@ -436,6 +441,46 @@ def test_two_processes_decide_together_though_one_saw_it(case: str, two_processe
         assert events[0].data["norm"] == pytest.approx(seen[0]["norm"], rel=1e-4), (
             "of the whole, not of a part"
         )
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_step_without_an_update_is_decided_with_the_others(
+    is_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+
+    def gathered(row: np.ndarray, device: torch.device) -> np.ndarray:
+        other = Figures(is_known=True, squares=1.0, seen=1.0, wrong_gradient=is_wrong and len(tables) == 2)
+        tables.append(np.stack([row, other.row()]))
+        return tables[-1]
+
+    monkeypatch.setattr("normscope.monitor.rescuer.gathered", gathered)
+    monkeypatch.setattr("normscope.monitor.rescuer._num_ranks", lambda: 2)
+    monkeypatch.setattr(Rescuer, "_device", lambda rescuer: torch.device("cpu"))
+    run = Run(tmp_path / "run.db", Rescue())
+    with run.monitor:
+        for step in range(1, 6):
+            loss = run.subject.loss(next(run.batches))
+            loss.backward()
+            if step != 3:  # which a scaler skips on this rank alone
+                run.optimizer.step()
+            run.optimizer.zero_grad()
+            run.monitor.step(loss)
+    assert [table[0, FIELDS.index("is_known")] for table in tables] == [1, 1, 0, 1, 1]
+    assert [(event.step, event.data["action"]) for event in run.events()] == [(3, "skip")] * is_wrong
+    with RunReader(run.path) as reader:
+        assert reader.series("rescued")[1].tolist() == [0, 0, RESCUED if is_wrong else 0, 0, 0]
+
+
+def test_a_parameter_of_two_optimizers_is_counted_and_clipped_once() -> None:
+    model = nn.Linear(3, 3)
+    two = [torch.optim.SGD(each, lr=0.1) for each in (model.parameters(), [model.weight])]
+    rescuer = Rescuer(Rescue(), model, two, has_wrong_stream=lambda: False, say=lambda *said: None)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert rescuer._squares(None) == (12.0, True)
+    rescuer._carry_out(Decision("clip", "a jump", scale=0.5))
+    assert all(p.grad is not None and p.grad.eq(0.5).all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

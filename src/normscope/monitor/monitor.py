@@ -457,7 +457,10 @@ class Monitor:
         """
         if self.failure is not None:
             self._held.close()
-        done = [] if self._rescuer is None else self._rescuer.take_events()
+        done: list[Event] = []
+        if self._rescuer is not None:
+            self._rescuer.take_part()
+            done = self._rescuer.take_events()
         self._events += done
         new = self._end_step(loss) or []
         if self._rescuer is not None:

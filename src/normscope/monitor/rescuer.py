@@ -120,6 +120,15 @@ class Rescuer:
             with self._guarded():
                 self._seen = self._squares(None)[0]
 
+    def take_part(self) -> None:
+        """Decide at the end of a step without an update, because the other processes wait for this one.
+
+        A loss scaler that skips a step calls no optimizer. It may do so in one process alone.
+        """
+        if self._decision is None and self.failure is None and _num_ranks() > 1:
+            self._decision = self._decide(None)
+            self._carry_out(self._decision)
+
     def end_step(self, loss: Tensor | float | None) -> None:
         """End a step of the run; its loss is judged in the next one."""
         with self._guarded():
@@ -165,10 +174,12 @@ class Rescuer:
             elif decision.rate < 1:
                 self._lower(optimizer, decision.rate)
 
-    def _decide(self, optimizer: Optimizer) -> Decision:
+    def _decide(self, optimizer: Optimizer | None) -> Decision:
+        """The decision of all processes; without an optimizer this one has no opinion."""
         figures = Figures()
-        with self._guarded():
-            figures = self._figures(optimizer)
+        if optimizer is not None:
+            with self._guarded():
+                figures = self._figures(optimizer)
         self._loss = None
         try:
             table = gathered(figures.row(), self._device())
@@ -258,9 +269,9 @@ class Rescuer:
         return total / (1.0 if scale is None else float(scale) ** 2), True
 
     def _gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parameters of all optimizers that have a gradient."""
-        for optimizer in self._optimizers:
-            yield from _gradients(optimizer)
+        """Parameters of all optimizers that have a gradient, each once."""
+        pairs = (pair for optimizer in self._optimizers for pair in _gradients(optimizer))
+        yield from {id(pair[0]): pair for pair in pairs}.values()
 
     def _carry_out(self, decision: Decision) -> None:
         """Do what concerns all optimizers, and record it."""
