@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import normscope
 from normscope.anatomy import capture, read_anatomy
 from normscope.monitor import Monitor, RunReader, forwards
+from normscope.monitor.alarms import is_measured
 from normscope.monitor.plan import plan_of
 from normscope.monitor.reductions import local, norms
 from normscope.monitor.turns import TURNS
@@ -439,6 +440,63 @@ def test_a_sparse_gradients_rows_are_summed() -> None:
     assert table.weight.grad is not None
     dense = table.weight.grad.to_dense()
     assert norms([local(table.weight.grad)]) == pytest.approx(float(dense.norm()))
+
+
+class Blocks(nn.Module):
+    """Residual blocks on ids, with a stream that `scale` multiplies at its begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.scale = nn.Embedding(16, 8), 1.0
+        self.blocks = nn.ModuleList(Residual() for _ in range(2))
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.scale * self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("case", ["zeros", "zeros in float16", "NaN", "empty"])
+def test_a_stream_without_entries_or_of_zeros_is_no_wrong_value(case: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Blocks(), tmp_path / "run.db"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Monitor(model, optimizer, store=path, every=1, on_alarm=lambda _: None) as monitor:
+        for step in range(2):
+            ids = torch.randint(0, 16, (0 if case == "empty" and step else 2, 4))
+            if step and case.startswith("zeros"):
+                model.scale = 0.0
+                for block in model.blocks:
+                    nn.init.zeros_(block.down.weight), nn.init.zeros_(block.down.bias)
+            if step and case == "NaN":
+                model.scale = math.nan
+            with torch.autocast("cpu", torch.float16, enabled=case.endswith("float16")):
+                loss = model(ids).float().square().sum()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert {alarm.finding.code for alarm in monitor.alarms} == ({"NS801"} if case == "NaN" else set())
+    with RunReader(path) as reader:
+        _, sites, values = reader.table("stream/diversity")
+        assert len(sites) == 4
+        assert is_measured(values).tolist() == [[True] * 4, [case == "NaN"] * 4]
+        if case.endswith("float16"):
+            _, sites, values = reader.table("precision/float16-headroom")
+            half = is_measured(values)
+            assert half[0].any()
+            assert not half[1].any()
 
 
 def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@
 Updates are measured on `SAMPLE` entries of each parameter.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.alarms import NOT_MEASURED, is_measured
 from normscope.monitor.alarms.precision import LARGEST
 from normscope.monitor.groups import EMBEDDING, NORM
 from normscope.monitor.plan import Plan
@@ -37,6 +36,8 @@ Floats = NDArray[np.float64]
 QUANTITIES_BY_KIND = ("update/ratio", "update/lost", "adam/lag", "adam/rate")
 SEQUENCES = 2
 """Sequences of a batch that the diversity of tokens is measured on."""
+_NO_DIVERSITY = -1.0
+"""Stands for `NOT_MEASURED` on the device: torch does not keep the bits of a NaN."""
 
 
 class Sites:
@@ -79,12 +80,14 @@ class Sites:
             rms: [columns], their RMS.
             batch: shape of the first tensor of the batch.
         """
+        held = {column: tensor for column, tensor in held.items() if tensor.numel()}
         known = [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
+        diversity = _each(known, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float()))
         self._forward = [
             _each(known, _largest),
-            _each(known, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float())),
+            np.where(diversity == _NO_DIVERSITY, NOT_MEASURED, diversity),
             np.array([_ratio(rms[term], rms[stream]) for term, stream in self._branches]),
-            _each([_half(held.get(column)) for column in self._ranged], _headroom),
+            _headroom(_each([_half(held.get(column)) for column in self._ranged], _largest)),
         ]
 
     @torch.no_grad()
@@ -181,8 +184,10 @@ def _half(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is not None and tensor.dtype == torch.float16 else None
 
 
-def _headroom(tensor: Tensor) -> Tensor:
-    return math.log2(LARGEST["float16"]) - _largest(tensor).log2()
+def _headroom(largest: Floats) -> Floats:
+    """Of the largest |x| of each tensor; zeros have none."""
+    is_known = is_measured(largest) & (largest != 0)
+    return np.where(is_known, np.log2(LARGEST["float16"] / np.where(largest == 0, 1, largest)), NOT_MEASURED)
 
 
 def _some(tokens_BTD: Tensor) -> Tensor:
@@ -191,10 +196,14 @@ def _some(tokens_BTD: Tensor) -> Tensor:
 
 
 def _diversity(tokens_BTD: Tensor) -> Tensor:
-    """‖H − h̄‖²/‖H‖² over all sequences; the first token is subtracted first, so that small ones are exact."""
+    """‖H − h̄‖²/‖H‖² over all sequences, `_NO_DIVERSITY` of zeros.
+
+    The first token is subtracted first, so that small ones are exact.
+    """
     differences = tokens_BTD - tokens_BTD[:, :1]
     apart = torch.linalg.vector_norm(differences - differences.mean(1, keepdim=True))
-    return (apart / torch.linalg.vector_norm(tokens_BTD)).square()
+    norm = torch.linalg.vector_norm(tokens_BTD)
+    return (apart / norm).square().where(norm != 0, _NO_DIVERSITY)
 
 
 def _ratio(term: float, stream: float) -> float:
