@@ -343,6 +343,15 @@ def test_a_quantity_or_rank_that_is_not_there_is_said(server: Server) -> None:
         assert "expected one of" in json.loads(text)["error"]
 
 
+def test_nothing_is_kept_for_a_rank_that_is_not_there(store: RunStore, path: Path) -> None:
+    figures = Figures(path)
+    for rank in range(5, 15):
+        with pytest.raises(UsageError, match="expected one of"):
+            figures.answer({"rank": str(rank)})
+    figures.answer({"rank": "0"})
+    assert list(figures._watchers) == [0]
+
+
 def test_the_other_run_comes_in_increments_too(store: RunStore, path: Path) -> None:
     good = path.with_name("good.db")
     with RunStore(good) as other:

@@ -93,9 +93,10 @@ class Figures:
         """
         rank = _number(asked.get("rank"), self._rank)
         with self._lock:
-            watcher = self._watchers.setdefault(rank, Watcher(self._path, rank=rank, against=self._against))
+            watcher = self._watchers.get(rank) or Watcher(self._path, rank=rank, against=self._against)
             watcher.quantity = asked.get("quantity") or self._quantity
             scene = watcher.look()
+            self._watchers[rank] = watcher  # only now: any rank may be asked for
             version = _version(watcher, scene)
         same = asked if asked.get("version") == version else {}
         first_alarm, first_event = (
