@@ -273,3 +273,25 @@ def test_a_scale_that_is_too_large_is_no_wrong_value(tmp_path: Path) -> None:
 
     assert run.go(step) == []
     assert skipped[2]
+
+
+class Table(nn.Module):
+    """Model whose output is its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight
+
+
+def test_no_hook_stays_on_an_output_that_is_a_parameter() -> None:
+    model, kept = Table(), forwards.Forwards()
+    for _ in range(3):
+        kept.open(model, (), {}, None)
+        kept.close(model(torch.ones(4)))
+    model.weight.sum().backward()
+    assert kept.cotangents[0] is not None
+    kept.clear()
+    assert not model.weight._backward_hooks

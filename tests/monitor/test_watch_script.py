@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from normscope.monitor import RunReader
+from normscope.monitor.launch import Settings
+from normscope.monitor.script import Script
 
 SCRIPTS = Path(__file__).parents[1] / "capture" / "scripts"
 SHORT = """
@@ -492,3 +497,17 @@ def test_an_unknown_rescue_is_refused_before_the_script_starts(tmp_path: Path) -
     assert done.returncode == 2
     assert done.stdout == ""
     assert 'rescue "skip,jump"' in done.stderr.replace("\n", " ")
+
+
+def test_no_hook_stays_on_an_output_that_is_a_parameter() -> None:
+    script: Any = Script(Settings("a.db", "a.db", 10, False, None, None, None, 0, 0.0))
+    nothing = lambda *_: None  # noqa: E731
+    script._monitor = SimpleNamespace(forward_ends=nothing, step=nothing, close=nothing)
+    weight = torch.nn.Parameter(torch.ones(4))
+    for end in (script._end_step, lambda: script._leave("")):
+        for _ in range(3):
+            script._end_forward((), {}, weight)
+        assert list(weight._backward_hooks.values()) == [script._reached]
+        script._stepping = [torch.optim.SGD([weight])]
+        end()
+        assert not weight._backward_hooks

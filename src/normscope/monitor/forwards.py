@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from normscope.monitor.wrong_value import Replay, WrongValue, first_wrong_value
 from normscope.recording.tape import tensors_of
@@ -34,12 +35,14 @@ class _Forward:
         joins: whether it began before the backward of the forward before it.
         num_outputs: number of its floating-point outputs; None until it ends.
         cotangents: gradients of the loss by the outputs, by their numbers; they come in the backward.
+        handles: of the hooks on its outputs. An output may be a parameter, whose hooks outlive the step.
     """
 
     replay: Replay
     joins: bool
     num_outputs: int | None = None
     cotangents: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    handles: list[RemovableHandle] = dataclasses.field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
@@ -51,6 +54,11 @@ class _Forward:
     def each_cotangent(self) -> list[Tensor | None]:
         """The gradient by each output, None where there is none."""
         return [self.cotangents.get(number) for number in range(self.num_outputs or 0)]
+
+    def remove_hooks(self) -> None:
+        """Remove the hooks on the outputs."""
+        for handle in self.handles:
+            handle.remove()
 
     def whole(self, optimizers: Sequence[Optimizer], *, is_updated: bool) -> Replay:
         """The replay with the gradients of its outputs."""
@@ -72,9 +80,9 @@ class Forwards:
         self.num_dropped = 0
 
     def clear(self) -> None:
-        """Free the batches and gradients; a loss that the script keeps holds the hooks that keep them."""
+        """Free the batches and gradients; a loss that the script keeps would hold them by the hooks."""
         for forward in self._kept:
-            forward.cotangents.clear()
+            forward.remove_hooks()
         self._kept, self.num_dropped = [], 0
 
     def open(
@@ -88,7 +96,7 @@ class Forwards:
         if self._kept and self._kept[-1].num_outputs is None:  # it raised
             self._kept.pop()
         while sum(forward.num_bytes for forward in self._kept) > KEPT_BYTES:
-            self._kept.pop(0).cotangents.clear()
+            self._kept.pop(0).remove_hooks()
             self.num_dropped += 1
         joins = bool(self._kept) and not self._kept[-1].cotangents
         self._kept.append(_Forward(Replay(model, args, kwargs, keep_random_state(), autocast), joins))
@@ -106,7 +114,8 @@ class Forwards:
         forward.num_outputs = len(outputs)
         for number, tensor in enumerate(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(forward.cotangents.__setitem__, number))
+                take = functools.partial(forward.cotangents.__setitem__, number)
+                forward.handles.append(tensor.register_hook(take))
 
     @property
     def cotangents(self) -> list[Tensor | None]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from normscope.errors import UsageError, describe
 from normscope.monitor.launch import Settings, say
@@ -72,6 +73,7 @@ class Script(Silent):
         self._num_outside = self._num_steps = 0
         self._losses: list[Tensor] = []
         self._pending: Tensor | None = None
+        self._on_leaves: list[RemovableHandle] = []  # hooks on outputs that outlive their step
         self._scaler: GradScaler | None = None
 
     # Events, see `Listener`.
@@ -138,8 +140,10 @@ class Script(Silent):
         if self._monitor is not None:
             self._monitor.forward_ends(args, kwargs, output)
             for tensor in tensors_of(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._reached)
+                if tensor.requires_grad and self._reached not in (tensor._backward_hooks or {}).values():
+                    handle = tensor.register_hook(self._reached)
+                    if tensor.is_leaf:
+                        self._on_leaves.append(handle)
 
     def differentiates(self, loss: Tensor) -> None:
         if self._monitor is not None:
@@ -210,6 +214,7 @@ class Script(Silent):
         self._order = self._order or [id(each) for each in self._stepping]
         losses, self._losses, self._pending, self._scaler = self._losses, [], None, None
         self._stepping = []
+        self._remove_hooks()
         self._num_steps += 1
         if self._num_steps == SURE:
             self._is_chosen = True
@@ -217,6 +222,11 @@ class Script(Silent):
             self._seen.clear()
         loss = torch.stack([each.reshape(()).float() for each in losses]).sum() if losses else None
         self._monitor.step(loss)
+
+    def _remove_hooks(self) -> None:
+        for handle in self._on_leaves:
+            handle.remove()
+        self._on_leaves = []
 
     def ends(self) -> None:
         """The process is about to end."""
@@ -248,6 +258,7 @@ class Script(Silent):
         """End the record."""
         monitor, self._monitor, self._root, self._is_over = self._monitor, None, None, True
         self._optimizers, self._stepping = [], []
+        self._remove_hooks()
         if reason and os.environ.get("RANK", "0") == "0":
             say(reason)
         if monitor is not None:
