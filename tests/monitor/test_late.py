@@ -111,6 +111,49 @@ def test_a_wrong_value_is_traced_with_the_weights_of_its_step(
         assert events[1].data[key] == events[0].data[key], key
 
 
+def scaled(path: Path, *, fused: bool, count: int = 1) -> None:
+    """A run of `count` optimizers with a loss scaler that skips its first step and step `WRONG`."""
+    subject = load(SPECS[0])
+    model, batches = subject.model.train(), subject.batches()
+    parameters = list(model.parameters())
+    optimizers = [torch.optim.AdamW(parameters[i::count], lr=1e-3, fused=fused) for i in range(count)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    with Monitor(model, optimizers, store=path, scaler=scaler) as monitor:
+        for step in range(1, STEPS + 1):
+            loss = subject.loss(next(batches))
+            scaler.scale(loss).backward()
+            if step in (1, WRONG):
+                for parameter in parameters[:count]:
+                    assert parameter.grad is not None
+                    parameter.grad.view(-1)[0] = math.inf
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            model.zero_grad()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert not monitor.alarms
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_fused_optimizer_under_a_loss_scaler_is_measured_as_another(
+    is_late: bool, count: int, tmp_path: Path, late: Any
+) -> None:
+    scaled(tmp_path / "plain.db", fused=False)
+    if is_late:
+        late()
+    scaled(tmp_path / "fused.db", fused=True, count=count)
+    expected, found = tables(tmp_path / "plain.db"), tables(tmp_path / "fused.db")
+    assert found["skipped"][1].ravel().tolist() == [float(step in (1, WRONG)) for step in range(1, STEPS + 1)]
+    assert found.keys() == expected.keys()
+    for name in ("gradient/norm", "gradient/block", "gradient/kind", "adam/lag", "skipped", "loss-scale"):
+        np.testing.assert_array_equal(found[name][0], expected[name][0], err_msg=name)
+        np.testing.assert_allclose(found[name][1], expected[name][1], rtol=1e-3, err_msg=name)
+    with RunReader(tmp_path / "fused.db") as reader:
+        assert not reader.events(FIRST_WRONG_VALUE)
+
+
 class Reads(TorchDispatchMode):
     """Counts the numbers that Python reads from tensors, for which a host waits."""
 

@@ -52,9 +52,9 @@ class Driven(Monitor):
         self._looker.hold(args, kwargs)
         self._forward_ends(self._called, args, kwargs, output)
 
-    def before_update(self) -> None:
+    def before_update(self, optimizer: Optimizer) -> None:
         """Measure before the first optimizer of a step changes the weights."""
-        self._begin_update()
+        self._begin_update(optimizer)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the rest; `error` is what ended the script."""

@@ -390,13 +390,13 @@ class Monitor:
         given = [*args[1:2], kwargs.get("closure")]
         closure = next((each for each in given if callable(each)), None)
         if closure is None:
-            self._begin_update()
+            self._begin_update(optimizer)
             return None
 
         def called(*inputs: Any, **keywords: Any) -> Any:
             self._is_searching = self._is_updated
             loss = closure(*inputs, **keywords)
-            self._begin_update()
+            self._begin_update(optimizer)
             return loss
 
         return tuple(called if each is closure else each for each in args), {
@@ -404,23 +404,30 @@ class Monitor:
         }
 
     @_guarded
-    def _begin_update(self) -> None:
+    def _begin_update(self, optimizer: Optimizer) -> None:
+        now, found_inf = self._now, getattr(optimizer, "found_inf", None)  # of a GradScaler, if it is fused
         if self._plan is None or self._is_updated:
+            if now.found_inf is not None:  # one that steps is enough
+                is_known = isinstance(found_inf, Tensor)
+                now.found_inf = torch.minimum(now.found_inf, found_inf) if is_known else None
+            return
+        if found_inf is not None and not self._is_late and bool(found_inf):
             return
         self._is_updated = True
         self._late_alarms += self._finish_waiting()  # a trace needs the weights of then
-        now, is_seen = self._now, self._now.gradients is not None
+        scale, is_seen = getattr(optimizer, "grad_scale", None), now.gradients is not None
         now.step = self._step + 1
         if now.gradients is None:
-            now.gradients = gradients_of(self._plan.groups.parameters)
+            now.gradients = gradients_of(self._plan.groups.parameters, scale)
         if self._is_late:
+            now.found_inf = found_inf if isinstance(found_inf, Tensor) else None
             self._weights = now.weights = self._weights or Weights(self._plan.groups.parameters)
             self._weights.take()
             return
         if (event := self._tracer.before_update(now)) is not None:
             self._note_wrong(event)
         if self._is_measured:
-            given = gradients_of(self._plan.groups.parameters) if is_seen else now.gradients
+            given = gradients_of(self._plan.groups.parameters, scale) if is_seen else now.gradients
             self._given = given.by_parameter()
             self._sites.before_step()
 

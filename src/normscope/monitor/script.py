@@ -203,7 +203,7 @@ class Script(Silent):
             return
         self._stepping.append(optimizer)
         if not is_skipped:
-            self._monitor.before_update()
+            self._monitor.before_update(optimizer)
 
     def _end_step(self) -> None:
         """End the step whose optimizers have stepped, if any has."""

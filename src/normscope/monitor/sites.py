@@ -231,7 +231,7 @@ def _adam_states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) 
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-                if "exp_avg_sq" in state and "betas" in group and "step" in state:
+                if "exp_avg_sq" in state and "betas" in group and float(state.get("step", 0)) > 0:
                     left = 1 - group["betas"][1] ** float(state["step"])
                     rate, epsilon = float(group["lr"]), float(group.get("eps", 0.0))
                     found[id(parameter)] = _Adam(local(state["exp_avg_sq"]), left, rate, epsilon)

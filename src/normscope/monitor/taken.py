@@ -32,11 +32,13 @@ class Gradients(NamedTuple):
         return found
 
 
-def gradients_of(parameters: Sequence[Tensor]) -> Gradients:
-    """The gradients as they are now."""
+def gradients_of(parameters: Sequence[Tensor], scale: Tensor | None = None) -> Gradients:
+    """The gradients as they are now, without the loss scale that a fused optimizer takes out itself."""
     gradients = [parameter.grad for parameter in parameters]
-    there = [local(gradient) for gradient in gradients if gradient is not None]
-    return Gradients(squares(there), np.array([gradient is not None for gradient in gradients]))
+    there = squares([local(gradient) for gradient in gradients if gradient is not None])
+    if scale is not None:
+        there = there / torch.as_tensor(scale, device=there.device).square()
+    return Gradients(there, np.array([gradient is not None for gradient in gradients]))
 
 
 @dataclass(eq=False)
@@ -50,6 +52,7 @@ class Taken:
         names, sizes: the weights and states whose turn it was, and their ‖x‖².
         loss: None if the loop gave none.
         scale: loss scale of half precision; None without one.
+        found_inf: above 0 where a fused optimizer changes nothing, because its scaler found a wrong gradient.
         forwards: those of the step, to be run again.
         weights: the weights before the update, where the numbers are read after it.
         measured: values of the layout `SITES`, at the steps where they are due.
@@ -68,6 +71,7 @@ class Taken:
     sizes: Tensor | None = None
     loss: Tensor | float | None = None
     scale: Tensor | None = None
+    found_inf: Tensor | None = None
     forwards: Forwards = field(default_factory=Forwards)
     weights: "Weights | None" = None
     measured: Floats | None = None
@@ -99,10 +103,12 @@ class Taken:
             self.loss = next(numbers)
         if self.scale is not None:
             self.scale = next(numbers)
+        if self.found_inf is not None and bool(next(numbers)):
+            self.is_skipped, self.gradients = True, None
 
     def _numbers(self) -> list[Tensor]:
         gradients = None if self.gradients is None else self.gradients.squares
-        rest = (gradients, self.sizes, self.loss, self.scale)
+        rest = (gradients, self.sizes, self.loss, self.scale, self.found_inf)
         return [*(part.squares for part in self.parts), *(each for each in rest if isinstance(each, Tensor))]
 
 
