@@ -16,6 +16,7 @@ from normscope.cli.main import run as run_command
 from normscope.monitor import Layout, Row, RunStore
 from normscope.monitor.against import Parting, compare, ratio
 from normscope.monitor.alarms import NOT_MEASURED, is_measured
+from normscope.monitor.page import Figures
 from normscope.monitor.parting import EARLIER, LASTING
 from normscope.monitor.scene import Watcher
 from normscope.monitor.store import Grid
@@ -327,6 +328,24 @@ def test_the_picture_shows_both(stores: tuple[Path, Path], capsys: pytest.Captur
     assert "stream/rms, ratio to good.db steps 1 to 120" in words
     last = next(line for line in out.splitlines() if line.startswith("blocks.1"))
     assert last.rstrip().endswith("█")
+
+
+def test_two_models_without_a_common_site_are_compared_by_their_loss(
+    stores: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layouts = {"other": (("loss", ""), ("stream/rms", "h.0")), "apart": (("stream/rms", "h.0"),)}
+    for name, layout in layouts.items():
+        with RunStore(tmp_path / f"{name}.db") as store:
+            store.declare("step", layout)
+            store.add([Row(i, 0, 1.0, "step", np.ones(len(layout))) for i in range(1, 121)])
+    for name, said in (("other", "do not part in 120 common steps"), ("apart", "have no quantity in common")):
+        command = ["watch", str(stores[0]), "--against", str(tmp_path / f"{name}.db")]
+        for more in ([], ["--format", "json"]):
+            assert run_command([*command, *more]) == 0
+            assert said in " ".join(capsys.readouterr().out.split())
+        on_page = Figures(stores[0], against=tmp_path / f"{name}.db").answer({})["against"]
+        assert (on_page["heat"], on_page["sites"]) == (None, [])
+        assert said in on_page["parting"]["sentence"]
 
 
 def test_a_wrong_other_run_is_one_line(stores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

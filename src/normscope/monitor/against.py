@@ -129,7 +129,7 @@ class Comparison:
         path: store of the other run.
         last_step: last step of the other run; None before its first.
         loss: loss of the other run; None if it has none.
-        heat: `ratio` of the quantity that the scene shows; None if the other run lacks it.
+        heat: `ratio` of the quantity that the scene shows; None if the other run lacks it, or all its sites.
         is_linear: whether `heat` holds differences.
         parting: where they part.
     """
@@ -190,7 +190,9 @@ class Rival:
                 self.path,
                 mine.last_step,
                 good["loss"],
-                None if run is None or other is None else ratio(run, other, quantity),
+                None
+                if run is None or other is None or not _shared(run, other)
+                else ratio(run, other, quantity),
                 is_linear(quantity),
                 self._parted(reader, grids, mine, rank),
             )
@@ -219,7 +221,9 @@ def compare(run: Mapping[str, Grid], good: Mapping[str, Grid], name: str = "the 
         good: grids of the good run by quantity.
         name: name of the good run in the sentence.
     """
-    both = [each for each in run if each in good and each not in NOT_COMPARED]
+    both = [
+        each for each in run if each in good and each not in NOT_COMPARED and _shared(run[each], good[each])
+    ]
     skipped = _skipped(run) | _skipped(good)
     parted: list[Difference] = []
     from_start: list[Difference] = []
@@ -228,7 +232,7 @@ def compare(run: Mapping[str, Grid], good: Mapping[str, Grid], name: str = "the 
     unequal = math.inf
     depths = _depths(run)
     for quantity in both:
-        sites = [site for site in run[quantity].sites if site in good[quantity].sites]
+        sites = _shared(run[quantity], good[quantity])
         pair = _pair(run[quantity], good[quantity], sites, skipped)
         common = max(common, len(pair.steps))
         if not len(pair.steps):
@@ -261,12 +265,17 @@ def ratio(run: Grid, good: Grid, quantity: str) -> Grid:
 
     A NaN that was measured is a value of one run that is not finite.
     """
-    sites = [site for site in run.sites if site in good.sites]
+    sites = _shared(run, good)
     pair = _pair(run, good, sites, set())
     values = scaled(pair.run, quantity) - scaled(pair.good, quantity)
     broken = ~(np.isfinite(pair.run) & np.isfinite(pair.good))
     present = pair.known & (broken | ~np.isnan(values))
     return Grid(pair.steps, tuple(sites), np.where(present, values, NOT_MEASURED), present)
+
+
+def _shared(run: Grid, good: Grid) -> list[str]:
+    """The sites that both grids have, in the order of the first."""
+    return [site for site in run.sites if site in good.sites]
 
 
 def _pair(run: Grid, good: Grid, sites: Sequence[str], skipped: set[int]) -> Pair:
