@@ -203,7 +203,36 @@ def test_a_run_that_died_is_read_from_its_log(path: Path, capsys: pytest.Capture
     status, out, _ = said(other, capsys)
     assert status == 1
     assert out.startswith("failed  kept")
-    assert "died without an end, after step 7: process" in " ".join(out.split())
+    assert "died without an end, after step 7;" in " ".join(out.split())
+    assert out.count("no longer runs") == 1
+
+
+@pytest.mark.parametrize(
+    ("said_of_looks", "line"),
+    [
+        (["a", "a", "b"], "looks 3, of which 1 was like the one before"),
+        (["a", "a", "a", "b"], "looks 4, of which 2 were like the one before"),
+        (["a", "b", "b"], "looks 3 step 10"),
+    ],
+)
+def test_looks_that_are_not_listed_are_counted(
+    said_of_looks: list[str], line: str, store: RunStore, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_steps(store, 120)
+    for step, names in enumerate(said_of_looks, 1):
+        data = {"sentence": f"step {10 * step}, {names}", "why": "asked", "findings": []}
+        store.add(events=[Event(10 * step, 0, 1.0, "look", data)])
+    _, out, _ = said(path, capsys)
+    assert line in " ".join(out.split())
+
+
+def test_an_interrupted_run_is_said_to_be_that_in_both_lines(
+    store: RunStore, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(store)
+    _, out, _ = said(path, capsys)
+    assert "was interrupted after step 120; began" in " ".join(out.split())
+    assert "failed" not in out
 
 
 def test_the_first_wrong_value_comes_before_all_alarms(
@@ -338,6 +367,34 @@ def test_the_facts_of_the_run_are_used_again(store: RunStore, path: Path) -> Non
 
 
 # Selection and exit status.
+
+
+@pytest.mark.parametrize("options", [{"select": "NS812"}, {"ignore": "not-finite"}, {"ignore": "NS8"}])
+def test_a_first_wrong_value_counts_whatever_is_selected(
+    options: dict[str, str], store: RunStore, path: Path
+) -> None:
+    add_steps(store, 120)
+    store.add(events=[Event(31, 0, 31.0, "first-wrong-value", {"sentence": WRONG})])
+    store.end()
+    report = check_run(path, **options)
+    assert (report.verdict, report.why) == ("failed", "a value went wrong at step 31")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"select": "NS812,NS807"}, "no alarm among NS812, NS807 in 120 steps"),
+        ({"ignore": "NS804"}, "no alarm in 120 steps, NS804 ignored"),
+    ],
+)
+def test_the_reason_of_healthy_names_what_was_judged(
+    options: dict[str, str], why: str, store: RunStore, path: Path
+) -> None:
+    add_steps(store, 120)
+    store.add(alarms=[alarm(20)])
+    store.end()
+    report = check_run(path, **options)
+    assert (report.verdict, report.why) == ("healthy", why)
 
 
 def test_codes_and_names_of_alarms_are_selected_and_ignored(store: RunStore, path: Path) -> None:

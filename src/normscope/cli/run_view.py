@@ -10,7 +10,15 @@ from rich.text import Text
 
 from normscope.cli.watch_view import BLOCKS, PLAIN, spark
 from normscope.monitor.after.report import RunReport, sentence_of
-from normscope.monitor.after.words import Family, event_line, families, figure_lines, look_lines, state_line
+from normscope.monitor.after.words import (
+    Family,
+    event_line,
+    families,
+    figure_lines,
+    look_lines,
+    looks_line,
+    state_line,
+)
 from normscope.report.console import as_text, show
 from normscope.report.sites import compress
 
@@ -58,7 +66,7 @@ def _parts(report: RunReport, width: int, levels: str) -> Iterator[RenderableTyp
             yield _indented(Text(f"{event_line(event, several)}  {sentence_of(event)}"))
     if report.looks:
         yield Text("")
-        yield Text.assemble(("looks  ", "bold"), str(len(report.looks)))
+        yield Text.assemble(("looks  ", "bold"), looks_line(report))
         for label, words in list(look_lines(report))[-_MOST_EVENTS:]:
             yield _indented(Text(f"{label}  {words}"))
     yield Text("")

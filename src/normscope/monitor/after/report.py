@@ -11,11 +11,10 @@ from normscope.monitor.after.findings import DONE_AGAIN, Past, RunFinding, findi
 from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
-from normscope.monitor.alarms.wrong import GARBAGE_VALUE, NOT_FINITE
 from normscope.monitor.row import LOOK, RANKS, RESCUE, Event
 from normscope.monitor.scene import Scene, Watcher, of_event
 from normscope.report.report import strict
-from normscope.rules import ALARMS, Finding, Record, Severity, matches, parse_codes
+from normscope.rules import ALARMS, Finding, Severity, matches, parse_codes
 
 SCHEMA = "normscope.run/1"
 """Name of the JSON Schema of `RunReport.to_dict()`, schemas/run.json."""
@@ -153,6 +152,11 @@ class RunReport:
         return f"<RunReport of {self.scene.path}: {self.verdict}{'; ' * bool(codes)}{codes}>"
 
 
+def is_interrupted(scene: Scene) -> bool:
+    """Whether Ctrl-C ended the run."""
+    return scene.state == "failed" and scene.reason.startswith(_CTRL_C)
+
+
 def sentence_of(event: Event) -> str:
     """The event's own sentence, or its data."""
     said = event.data.get("sentence")
@@ -181,17 +185,26 @@ def check_run(
         found = findings_of(reader, scene, past)
         figures = figures_of(reader, scene.ranks[0].rank, scene.last_step)
 
-    def is_kept(each: Finding | Record) -> bool:
+    def is_kept(each: Finding) -> bool:
         return (not wanted or _is_one_of(each, wanted)) and not _is_one_of(each, dropped)
 
     kept = tuple(each for each in found if is_kept(each.finding))
-    wrong = scene.wrong if is_kept(NOT_FINITE) or is_kept(GARBAGE_VALUE) else None
+    wrong = scene.wrong  # counts whatever is selected
     passed = "" if wrong is None else past.of(wrong.step, wrong.rank, wrong.attempt, is_value=True)
     verdict, why = _verdict(scene, kept, figures, None if passed == DONE_AGAIN else wrong, passed)
+    if verdict == "healthy" and (wanted or dropped):
+        why = _among(wanted, dropped, figures)
     return RunReport(scene, kept, figures, verdict, why)
 
 
-def _is_one_of(finding: Finding | Record, codes: tuple[str, ...]) -> bool:
+def _among(wanted: tuple[str, ...], dropped: tuple[str, ...], figures: Figures) -> str:
+    """The reason of "healthy" where only some alarms were asked for."""
+    among = f" among {', '.join(wanted)}" if wanted else ""
+    without = f", {', '.join(dropped)} ignored" if dropped else ""
+    return f"no alarm{among} in {figures.num_steps} steps{without}"
+
+
+def _is_one_of(finding: Finding, codes: tuple[str, ...]) -> bool:
     return any(matches(finding, code) for code in codes)
 
 
@@ -207,7 +220,7 @@ def _verdict(
         return "failed", f"a value went wrong at step {wrong.step}"
     if errors:
         return "failed", _named(errors[0])
-    if scene.state == "failed" and not scene.reason.startswith(_CTRL_C):
+    if scene.state == "failed" and not is_interrupted(scene):
         return "failed", f"the run failed {until}: {scene.reason}"
     if scene.state == "gone":
         return "failed", f"the run died {until}, without an end: {scene.reason}"
@@ -227,7 +240,7 @@ def _named(found: RunFinding) -> str:
 
 def _open(scene: Scene, figures: Figures) -> Iterator[str]:
     """Reasons why a run without alarms is not judged healthy."""
-    if scene.state == "failed":
+    if is_interrupted(scene):
         yield f"the run was interrupted after step {scene.last_step}"
     if scene.state in ("running", "silent"):
         silent = f", and has not written for {scene.silence:.0f} s" if scene.state == "silent" else ""

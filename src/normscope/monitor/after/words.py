@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from normscope.monitor.after.findings import AFTER, DONE_AGAIN, RESCUED, RunFinding
-from normscope.monitor.after.report import RunReport, sentence_of
+from normscope.monitor.after.report import RunReport, is_interrupted, sentence_of
 from normscope.monitor.row import Event
 from normscope.report.sites import compress
 from normscope.rules import figure
@@ -72,8 +72,9 @@ def state_line(report: RunReport) -> str:
     at = "" if last is None else "at "
     words = {
         "ended": f"ended {after}{step}",
-        "failed": f"failed {after}{step}",
-        "gone": f"died without an end, {after}{step}: {scene.reason}",
+        "failed": f"{'was interrupted' if is_interrupted(scene) else 'failed'} {after}{step}",
+        "gone": f"died without an end, {after}{step}"
+        + f": {scene.reason}" * (scene.reason not in report.why),
         "running": f"still running, {at}{step}",
         "silent": f"still running or lost, {at}{step}; no write for {scene.silence:.0f} s",
     }[scene.state]
@@ -106,19 +107,35 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{found.tokens:,.0f}{speed}"
 
 
+def looks_line(report: RunReport) -> str:
+    """Number of looks, and how many of them `look_lines` leaves out."""
+    left_out = len(report.looks) - len(_looks_that_differ(report))
+    alike = "1 was" if left_out == 1 else f"{left_out} were"
+    return f"{len(report.looks)}" + f", of which {alike} like the one before" * (left_out > 0)
+
+
 def look_lines(report: RunReport) -> Iterator[tuple[str, str]]:
     """Step and result of each look that differs from the one before; the findings of the last one in full."""
-    looks, before = report.looks, ""
-    for event in looks:
-        said = sentence_of(event)
-        names = said.partition(", ")[2] or said
-        if names != before or event is looks[-1]:
-            yield event_line(event, len(report.scene.ranks) > 1), f"{said} ({event.data.get('why')})"
-        before = names
+    looks = report.looks
+    for event in _looks_that_differ(report):
+        said = f"{sentence_of(event)} ({event.data.get('why')})"
+        yield event_line(event, len(report.scene.ranks) > 1), said
     for finding in looks[-1].data.get("findings", ()) if looks else ():
         sites = compress(finding["sites"])
         place = f" at {sites}" if sites else ""
         yield f"{finding['severity']}", f"{finding['code']} {finding['name']}{place}: {finding['message']}"
+
+
+def _looks_that_differ(report: RunReport) -> list[Event]:
+    """The looks whose findings differ from those of the one before, and the last one."""
+    found, before = [], ""
+    for event in report.looks:
+        said = sentence_of(event)
+        names = said.partition(", ")[2] or said
+        if names != before or event is report.looks[-1]:
+            found.append(event)
+        before = names
+    return found
 
 
 def event_line(event: Event, several: bool) -> str:
