@@ -27,6 +27,7 @@ from normscope.maps import Store
 from normscope.monitor import Event, Layout, Monitor, Raised, Row, RunReader, RunStore
 from normscope.monitor.after import RunReport, check_run
 from normscope.monitor.after.findings import Past, judged_again
+from normscope.monitor.scene import Scene, Watcher
 from normscope.rules import Finding, Severity
 from normscope.schemas import schema
 
@@ -714,6 +715,26 @@ def test_a_store_is_known_by_its_content(
     assert "the 100 that slow alarms need" in said(other, capsys)[1]
     assert run(["check", f"{path}x"]) == 2
     assert "model" in capsys.readouterr().err  # other words are a MODEL, as before
+
+
+def test_the_scene_and_the_findings_are_of_one_moment(
+    store: RunStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_steps(store, 120)
+    look = Watcher.look
+
+    def written(watcher: Watcher, *given: RunReader) -> Scene:
+        add_steps(store, 130, first=121)
+        store.add(alarms=[alarm(125)])
+        scene = look(watcher, *given)
+        add_steps(store, 140, first=131)
+        store.add(alarms=[alarm(135)])
+        return scene
+
+    monkeypatch.setattr(Watcher, "look", written)
+    report = check_run(path)
+    assert report.scene.last_step == report.figures.last_step
+    assert [each.step for each in report.findings] == [each.step for each in report.scene.alarms]
 
 
 def test_reading_a_run_changes_no_byte_of_it(store: RunStore, path: Path) -> None:

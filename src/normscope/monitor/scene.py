@@ -171,44 +171,49 @@ class Watcher:
         """Changes when rows that were read may no longer be in the stores."""
         return self._grids.version, self._rival and self._rival.version
 
-    def look(self) -> Scene:
+    def look(self, reader: RunReader | None = None) -> Scene:
         """The run at this moment.
+
+        Args:
+            reader: reader of the store in its `one_moment`, whose state is read; None opens one.
 
         Raises:
             UsageError: the store cannot be read, lacks the rank, or no row has the quantity at a site.
         """
-        with RunReader(self.path) as reader, reader.one_moment():
-            ranks = reader.ranks()
-            rank = self._chosen_rank(ranks)
-            self._grids.look(reader)
-            last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
-            known = _with_sites(reader, rank)
-            quantity = self._chosen(known)
-            step_seconds, speed = _pace(reader, rank, reader.last_step or 0)
-            state, reason, silence = _state(ranks, step_seconds, reader.notes())
-            events = reader.events()
-            found = [event for event in events if event.kind == FIRST_WRONG_VALUE]
-            wrong = min(found, key=_order, default=None)
-            return Scene(
-                path=self.path,
-                notes=reader.notes(),
-                ranks=tuple(ranks),
-                rank=rank,
-                state=state,
-                reason=reason,
-                silence=silence,
-                last=tuple(last),
-                loss=self._grids.grid(reader, "loss", rank),
-                heat=self._grids.grid(reader, quantity, rank) if quantity else None,
-                quantity=quantity,
-                quantities=tuple(known),
-                alarms=tuple(reader.alarms()),
-                wrong=wrong,
-                events=tuple(event for event in events if event.kind != FIRST_WRONG_VALUE),
-                step_seconds=step_seconds,
-                tokens_per_second=speed,
-                against=self._compared(reader, quantity, rank),
-            )
+        if reader is None:
+            with RunReader(self.path) as own, own.one_moment():
+                return self.look(own)
+        ranks = reader.ranks()
+        rank = self._chosen_rank(ranks)
+        self._grids.look(reader)
+        last = [pair for each in ranks for pair in reader.last_rows(each.rank)]
+        known = _with_sites(reader, rank)
+        quantity = self._chosen(known)
+        step_seconds, speed = _pace(reader, rank, reader.last_step or 0)
+        state, reason, silence = _state(ranks, step_seconds, reader.notes())
+        events = reader.events()
+        found = [event for event in events if event.kind == FIRST_WRONG_VALUE]
+        wrong = min(found, key=_order, default=None)
+        return Scene(
+            path=self.path,
+            notes=reader.notes(),
+            ranks=tuple(ranks),
+            rank=rank,
+            state=state,
+            reason=reason,
+            silence=silence,
+            last=tuple(last),
+            loss=self._grids.grid(reader, "loss", rank),
+            heat=self._grids.grid(reader, quantity, rank) if quantity else None,
+            quantity=quantity,
+            quantities=tuple(known),
+            alarms=tuple(reader.alarms()),
+            wrong=wrong,
+            events=tuple(event for event in events if event.kind != FIRST_WRONG_VALUE),
+            step_seconds=step_seconds,
+            tokens_per_second=speed,
+            against=self._compared(reader, quantity, rank),
+        )
 
     def _compared(self, reader: RunReader, quantity: str, rank: int) -> Comparison | None:
         return None if self._rival is None else self._rival.compared(reader, self._grids, quantity, rank)

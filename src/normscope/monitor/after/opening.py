@@ -22,8 +22,8 @@ def opened(path: Path) -> Iterator[RunReader]:
     _require_file(path)
     with _reader(path) as reader:
         try:
+            _require_sound(reader, path)  # before: it reads the whole file, and the run goes on
             with reader.one_moment():
-                _require_sound(reader, path)
                 yield reader
         except (sqlite3.Error, ValueError) as error:
             if isinstance(error, UsageError):

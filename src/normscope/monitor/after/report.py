@@ -180,7 +180,7 @@ def check_run(
     path = Path(path)
     wanted, dropped = parse_codes(select, of=ALARMS), parse_codes(ignore)
     with opened(path) as reader:
-        scene = Watcher(path).look()
+        scene = Watcher(path).look(reader)
         past = Past(reader, scene)
         found = findings_of(reader, scene, past)
         figures = figures_of(reader, scene.ranks[0].rank, scene.last_step)
