@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import normscope
 from normscope.anatomy import capture, read_anatomy
 from normscope.monitor import Monitor, RunReader, forwards
+from normscope.monitor import monitor as monitor_module
 from normscope.monitor.alarms import is_measured
 from normscope.monitor.plan import plan_of
 from normscope.monitor.reductions import local, norms
@@ -312,6 +313,36 @@ def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
         loop.optimizer.zero_grad()
         monitor.step(loss)
     assert kept
+    assert [each() for each in kept] == [None] * len(kept)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_run_is_kept_after_its_end(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last forward raised in its head, and the step before was not ended."""
+    monkeypatch.setattr(monitor_module, "is_on_device", lambda model: True)
+    loop, kept = Loop(SPECS[0]), []
+
+    def streams(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        kept.append(weakref.ref(args[0]))
+        raise RuntimeError("a head that raises")
+
+    with Monitor(loop.model, loop.optimizer, every=100) as monitor:
+        for _ in range(2):
+            loop.step(monitor)
+        batch = next(loop.batches)
+        loss = loop.subject.loss(batch)
+        loss.backward()
+        kept += [weakref.ref(each) for each in monitor._now.forwards._kept[-1].cotangents.values()]
+        monitor._before_update(loop.optimizer, (), {})
+        kept += [weakref.ref(each) for each in monitor._weights._kept]
+        with loop.model.blocks[-1].register_forward_pre_hook(streams), contextlib.suppress(RuntimeError):
+            loop.subject.loss(batch)
+        kept += [weakref.ref(each.tensor) for each in monitor._streams._each._held.values()]
+        kept += [weakref.ref(each) for each in tensors_in(monitor._looker._inputs)]
+        assert len(kept) > 5
+        assert any(each() is not None for each in kept)
+        if fails:
+            monitor._fail(ValueError("put in"))
     assert [each() for each in kept] == [None] * len(kept)
 
 

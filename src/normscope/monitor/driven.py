@@ -65,6 +65,7 @@ class Driven(Monitor):
         if self._rescuer is not None:
             self._rescuer.detach()
         self._held.close()
+        self._forget()
         if self._together is not None:
             self._together.close()
         if self._store is not None:

@@ -88,6 +88,10 @@ class Looker:
         except Exception:  # arguments can be anything, and only a look needs them
             self._inputs = None
 
+    def forget(self) -> None:
+        """Free the arguments."""
+        self._inputs = None
+
     def ask(self, look: Look) -> None:
         """Look at the end of the step."""
         self._asked = look

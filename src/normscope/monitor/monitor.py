@@ -222,6 +222,7 @@ class Monitor:
             self._rescuer.detach()
             self._events += self._rescuer.take_events()
         self._finish_last()
+        self._forget()
         if self._store is None:
             return
         try:
@@ -246,9 +247,7 @@ class Monitor:
     def _fail(self, error: Exception) -> None:
         """Stop, and say so. The hooks stay until the step ends: one that runs must not be removed."""
         self.failure = describe(error)
-        self._now.forget()
-        self._waiting = self._weights = None
-        self._clear()
+        self._forget()
         self._say_failure(error)
         failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
         self._events.append(failed)
@@ -257,6 +256,14 @@ class Monitor:
         except Exception as second:  # what could not be stored may be the reason
             LOG.warning("the last figures could not be stored: %s", second)
             self._rows, self._events = [], [failed]
+
+    def _forget(self) -> None:
+        """Free what is kept of the run: batches, gradients of outputs, weights."""
+        for taken in filter(None, (self._now, self._waiting)):
+            taken.forget()
+        self._waiting = self._weights = None
+        self._looker.forget()
+        self._clear()
 
     @property
     def is_working(self) -> bool:

@@ -147,10 +147,10 @@ class Taps:
             self._handles = [_hooked(module, hook) for module, hook in self._hooks]
 
     def remove(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and free what a forward that raised has left."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._held = [], {}
 
     def open(self) -> None:
         """A forward begins."""
