@@ -1,7 +1,9 @@
 """`Monitor`: its rows against dense references, what it leaves as it was, faults, a monitor that fails."""
 
 import contextlib
+import copy
 import math
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normscope
 from normscope.anatomy import capture, read_anatomy
+from normscope.errors import UsageError
 from normscope.monitor import Monitor, RunReader, forwards
 from normscope.monitor import monitor as monitor_module
 from normscope.monitor.alarms import is_measured
@@ -593,3 +596,56 @@ def test_headroom_is_that_of_the_tensors_that_are_half(tmp_path: Path) -> None:
     assert bits["transformer.h.1.mlp"] == pytest.approx(math.log2(65504 / largest["last"]), abs=1e-3)
     assert stored(path, "loss-scale").tolist() == [8.0]
     assert math.isnan(bits["transformer.h.1"]), "a stream in float32 has another range"
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save", "average"])
+def test_a_model_may_be_copied_and_saved_while_it_is_watched(how: str, tmp_path: Path) -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer, store=tmp_path / "run.db") as monitor:
+        loop.step(monitor)
+        copied = {
+            "deepcopy": lambda: copy.deepcopy(loop.model),
+            "pickle": lambda: pickle.loads(pickle.dumps(loop.model)),
+            "save": lambda: saved_and_loaded(loop.model, tmp_path / "model.pt"),
+            "average": lambda: torch.optim.swa_utils.AveragedModel(loop.model).module,
+        }[how]()
+        call_model(copied, loop.subject.batch)  # the copy is not watched
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    with RunReader(tmp_path / "run.db") as reader:
+        assert len(set(reader.series("tokens")[1])) == 1
+
+
+def saved_and_loaded(model: nn.Module, path: Path) -> nn.Module:
+    torch.save(model, path)
+    return torch.load(path, weights_only=False)
+
+
+def test_a_monitor_is_used_once_and_alone() -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer) as monitor:
+        loop.step(monitor)
+        with pytest.raises(UsageError, match="second Monitor"), Monitor(loop.model, loop.optimizer):
+            pass
+    with pytest.raises(UsageError, match="has ended"), monitor:
+        pass
+    with Monitor(loop.model, loop.optimizer) as again:
+        loop.step(again)
+    assert again.failure is None
+
+
+@pytest.mark.parametrize("given", [[], "sgd", nn.Linear(2, 2), None])
+def test_what_is_no_optimizer_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="optimizer"):
+        Monitor(nn.Linear(2, 2), given)
+
+
+def test_a_forgotten_step_or_context_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(SPECS[0])
+    with Monitor(loop.model, loop.optimizer) as monitor:
+        loop.step()
+    assert "call monitor.step(loss)" in monitor.notes[-1]
+    bare = Monitor(loop.model, loop.optimizer)
+    loop.step(bare)
+    assert "write `with Monitor" in bare.notes[-1]
+    assert "call monitor.step(loss)" in caplog.text

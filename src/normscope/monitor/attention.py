@@ -36,6 +36,7 @@ from normscope.anatomy.names import named_modules
 from normscope.anatomy.ops import FUSED_ATTENTION, base_name
 from normscope.errors import describe
 from normscope.monitor.alarms import NOT_MEASURED
+from normscope.monitor.hook import Hook
 from normscope.monitor.logits import MOST_LOGITS, Sample, num_heads, sample, tallies
 from normscope.monitor.row import Layout
 from normscope.probes.attention import ENTROPY, LOGIT
@@ -262,12 +263,14 @@ class _Watched:
             # Set anew in each forward, so that modes that hooks of others enter lie outside of this one.
             # Registered through the base class: a traced module refuses its own method, but runs hooks.
             self._handles = [
-                nn.Module.register_forward_pre_hook(self._module, self._begin),
-                nn.Module.register_forward_hook(self._module, self._leave, prepend=True, always_call=True),
+                nn.Module.register_forward_pre_hook(self._module, Hook(self._begin)),
+                nn.Module.register_forward_hook(
+                    self._module, Hook(self._leave), prepend=True, always_call=True
+                ),
             ]
             for name, child in self._module.named_children():
                 if self._waits_for in (None, name):
-                    hook = functools.partial(self._child_ends, name)
+                    hook = Hook(functools.partial(self._child_ends, name))
                     self._handles.append(nn.Module.register_forward_hook(child, hook))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED, Judges
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.entropy import TargetsEntropy
+from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
@@ -133,8 +134,8 @@ class Monitor:
         self.failure: str | None = None
         self.notes: list[str] = []
         self.scaler = scaler
+        given = _optimizers(model, optimizer)
         self._called, self._model = model, bare(model)
-        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._optimizers = [_innermost(each) for each in given]
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -159,6 +160,7 @@ class Monitor:
         self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
         self._is_working = self._is_tested = False
+        self._state, self._num_steps = "made", 0
         self._step, self._clock = start or 0, time.perf_counter()
         self._rows: list[Row] = []
         self._events: list[Event] = []
@@ -200,13 +202,15 @@ class Monitor:
     # Context.
 
     def __enter__(self) -> "Monitor":
+        self._require_first_use()
+        self._state = "entered"
         hooks: list[RemovableHandle | CompiledCalls]
         if is_compiled(self._called):
             hooks = [CompiledCalls(self._called, self._forward_ends, self._forward_begins)]
         else:
             hooks = [
-                self._called.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-                self._called.register_forward_hook(self._forward_ends, with_kwargs=True),
+                self._called.register_forward_pre_hook(Hook(self._forward_begins), with_kwargs=True),
+                self._called.register_forward_hook(Hook(self._forward_ends), with_kwargs=True),
             ]
         for optimizer in self._optimizers:
             hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_update)))
@@ -216,7 +220,18 @@ class Monitor:
             self._rescuer.attach(self._step)
         return self
 
+    def _require_first_use(self) -> None:
+        """Raise UsageError for a monitor that was used before, and for a model that another one watches."""
+        if self._state != "made":
+            raise UsageError(f"a Monitor that has {self._state}", "a new one", "make one for each run")
+        if any(isinstance(each, Hook) for each in self._called._forward_hooks.values()):
+            given = f"a second Monitor on one {type(self._called).__name__}"
+            raise UsageError(given, "one for each model", "end the first, or give both optimizers to one")
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._state = "ended"
+        if self._is_updated and self.failure is None and self._plan is not None:
+            self._warn_of_missing_step()
         self._held.close()
         if self._rescuer is not None:
             self._rescuer.detach()
@@ -239,6 +254,13 @@ class Monitor:
             if self._together is not None:
                 self._together.close()
             self._store.close()
+
+    def _warn_of_missing_step(self) -> None:
+        """Say that optimizers stepped, and `step` was not called after it."""
+        said = f"step() was called {self._num_steps} times, and the optimizer has stepped after the last call"
+        self.notes.append(f"{said}: call monitor.step(loss) at the end of each step")
+        if not self._num_steps:
+            LOG.warning(self.notes[-1])
 
     @_guarded
     def _finish_last(self) -> None:
@@ -471,6 +493,7 @@ class Monitor:
         """
         if self.failure is not None:
             self._held.close()
+        self._num_steps += 1
         done: list[Event] = []
         if self._rescuer is not None:
             self._rescuer.take_part()
@@ -502,6 +525,8 @@ class Monitor:
                 self._is_tested = True
                 self.notes.append(
                     "no forward of the model was seen before the first step: nothing is watched"
+                    if self._state == "entered"
+                    else "the Monitor was not entered: write `with Monitor(…) as monitor:` around the loop"
                 )
                 LOG.warning("step %d: %s", self._step, self.notes[-1])
             return []
@@ -674,6 +699,21 @@ class Monitor:
             self._store.add((), raised, events)
             self._store.note("notes", self.notes)
         return [each.finding for each in raised]
+
+
+def _optimizers(model: object, given: object) -> list[Optimizer]:
+    """The optimizers as a list; UsageError for anything else."""
+    each = list(given) if isinstance(given, Sequence) else [given]
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model={type(model).__name__}", "a torch.nn.Module", "write Monitor(model, optimizer)"
+        )
+    if not each or not all(callable(getattr(one, "register_step_pre_hook", None)) for one in each):
+        names = ", ".join(type(one).__name__ for one in each) or "none"
+        raise UsageError(
+            f"optimizer={names}", "a torch.optim.Optimizer, or several", "write optimizer=[a, b]"
+        )
+    return cast(list[Optimizer], each)
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
 from normscope.anatomy.names import named_modules
+from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.reductions import squares
 from normscope.recording.tape import tensors_of
@@ -186,7 +187,7 @@ def _hooked(module: nn.Module, hook: Callable[..., None]) -> RemovableHandle | C
     """The hook at the end of the module's forwards, outside of the module's own compiled code."""
     if is_compiled(module):
         return CompiledCalls(module, lambda module, args, kwargs, output: hook(module, args, output))
-    return module.register_forward_hook(hook)
+    return module.register_forward_hook(Hook(hook))
 
 
 def _held(tensor: Tensor) -> Held:
