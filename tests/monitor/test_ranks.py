@@ -373,6 +373,13 @@ class Stored:
         for store in self.stores:
             store.close()
 
+    def resume(self, rank: int) -> None:
+        """Begin this rank anew; its next steps replace those that it has done."""
+        self.stores[rank].close()
+        self.stores[rank] = RunStore(self.stores[rank].path, rank=rank, resume=True)
+        self.stores[rank].declare("step", OF_STEP)
+        self.stores[rank].declare("sites", OF_SITES)
+
 
 @pytest.fixture
 def two(tmp_path: Path):
@@ -407,10 +414,11 @@ def test_a_rank_that_goes_back_is_not_compared_with_what_it_did_before(two: Stor
     two.add(1, range(1, 21))
     assert two.found() == []
     for rank in (0, 1):
-        two.stores[rank].rewind(11)
+        two.resume(rank)
     two.add(0, range(11, 21), lr=2e-3)
-    assert two.found() == [], "rank 1 has done none of these again"
-    two.add(1, range(11, 21), lr=2e-3)
+    two.add(1, range(11, 12), lr=2e-3)
+    assert two.found() == [], "rank 1 has done none of the others again"
+    two.add(1, range(12, 21), lr=2e-3)
     two.add(0, range(21, 31), lr=2e-3)
     two.add(1, range(21, 31), lr=2e-3)
     assert two.found() == []

@@ -203,11 +203,6 @@ class RunStore:
         self._ids |= ids  # only now: a transaction that failed has written none
         self._is_first = self._is_first and not rows
 
-    def rewind(self, step: int) -> None:
-        """Delete this rank's rows from `step` on, because the run goes back to it; alarms and events stay."""
-        with self._writing():
-            self._forget(step)
-
     def end(self, reason: str = "") -> None:
         """Mark the run as ended, or as failed for a `reason`."""
         with self._writing():
@@ -279,6 +274,7 @@ class RunStore:
         return found
 
     def _forget(self, step: int) -> None:
+        """Delete this rank's rows from `step` on, because the run goes back to it; alarms and events stay."""
         self._connection.execute("DELETE FROM rows WHERE rank = ? AND step >= ?", (self.rank, step))
         self._connection.execute("UPDATE ranks SET rewinds = rewinds + 1 WHERE rank = ?", (self.rank,))
 
