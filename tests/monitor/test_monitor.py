@@ -24,7 +24,9 @@ from normscope.monitor import monitor as monitor_module
 from normscope.monitor.alarms import is_measured
 from normscope.monitor.plan import plan_of
 from normscope.monitor.reductions import local, norms
+from normscope.monitor.sites import _adam_states
 from normscope.monitor.turns import TURNS
+from normscope.monitor.wrong.held import wrong_in_optimizers
 from normscope.probes.sums import rms
 from normscope.subjects import call_model, load, untouched
 from normscope.subjects.feed import tensors_in
@@ -544,6 +546,49 @@ def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:
     assert np.isnan(stored(path, "loss")[0])
     assert stored(path, "loss")[1] == 2.5
     assert not monitor.alarms, "a loss that was not given is no alarm"
+
+
+class OwnRates(torch.optim.AdamW):
+    """An optimizer that sets its own learning rates, as Adafactor does."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 1e-3
+        super().step(closure)
+        self.param_groups[0]["lr"] = None
+        for group in self.param_groups[1:]:
+            del group["lr"]
+
+
+@pytest.mark.parametrize("with_rate", [False, True])
+def test_groups_without_a_learning_rate_are_left_out(with_rate: bool, tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    first, second, *rest = list(loop.model.parameters())
+    own = OwnRates([{"params": [first]}, {"params": rest}])
+    other = torch.optim.SGD([second], lr=0.5)
+    optimizers = [own, other] if with_rate else [own]
+    with Monitor(loop.model, optimizers, store=path, rescue=normscope.Rescue()) as monitor:
+        for _ in range(2):
+            loss = loop.subject.loss(next(loop.batches))
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert not monitor.alarms
+    np.testing.assert_array_equal(stored(path, "lr"), [0.5, 0.5] if with_rate else [np.nan, np.nan])
+    assert np.isnan(stored(path, "adam/rate", "feed-forward"))
+    assert wrong_in_optimizers(loop.model, optimizers, of_wrong=False) is None
+
+
+def test_an_adam_that_has_not_stepped_has_no_mean_square() -> None:
+    parameters = [nn.Parameter(torch.ones(3))]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+    parameters[0].grad = torch.full((3,), math.inf)
+    optimizer.found_inf, optimizer.grad_scale = torch.ones(()), torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    assert "exp_avg_sq" in optimizer.state[parameters[0]]
+    assert _adam_states(parameters, [optimizer]) == [None]
 
 
 def batches() -> Iterator[Tensor]:

@@ -508,6 +508,17 @@ def test_a_step_that_a_loss_scaler_skips_is_left_to_it(is_fused: bool, tmp_path:
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
+def test_a_learning_rate_that_an_optimizer_sets_itself_is_not_lowered(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run.db", Rescue())
+    rescuer, groups = run.monitor._rescuer, run.optimizer.param_groups
+    assert rescuer is not None
+    groups.extend({"params": [], **each} for each in ({"lr": None}, {}))
+    rescuer._lower(run.optimizer, 0.5)
+    lowered = [group.get("lr") for group in groups]
+    rescuer._give_back()
+    assert lowered == [0.5 * groups[0]["lr"], None, None]
+
+
 def test_all_optimizers_of_a_step_are_held_back_or_none(tmp_path: Path) -> None:
     torch.manual_seed(7)
     subject = load(SPEC)

@@ -36,7 +36,7 @@ from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
-from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, scale_of
+from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, rate_of, scale_of
 from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.tracer import Tracer
 from normscope.monitor.trackers import Trackers
@@ -434,11 +434,11 @@ class Monitor:
 
     @_guarded
     def _begin_update(self, optimizer: Optimizer) -> None:
-        now, found_inf = self._now, getattr(optimizer, "found_inf", None)  # of a GradScaler, if it is fused
+        now, given = self._now, getattr(optimizer, "found_inf", None)  # of a GradScaler, if it is fused
+        found_inf = given if isinstance(given, Tensor) else None
         if self._plan is None or self._is_updated:
             if now.found_inf is not None:  # one that steps is enough
-                is_known = isinstance(found_inf, Tensor)
-                now.found_inf = torch.minimum(now.found_inf, found_inf) if is_known else None
+                now.found_inf = None if found_inf is None else torch.minimum(now.found_inf, found_inf)
             return
         if found_inf is not None and not self._is_late and bool(found_inf):
             return
@@ -449,15 +449,15 @@ class Monitor:
         if now.gradients is None:
             now.gradients = gradients_of(self._plan.groups.parameters, scale)
         if self._is_late:
-            now.found_inf = found_inf if isinstance(found_inf, Tensor) else None
+            now.found_inf = found_inf
             self._weights = now.weights = self._weights or Weights(self._plan.groups.parameters)
             self._weights.take()
             return
         if (event := self._tracer.before_update(now)) is not None:
             self._note_wrong(event)
         if self._is_measured:
-            given = gradients_of(self._plan.groups.parameters, scale) if is_seen else now.gradients
-            self._given = given.by_parameter()
+            clipped = gradients_of(self._plan.groups.parameters, scale) if is_seen else now.gradients
+            self._given = clipped.by_parameter()
             self._sites.before_step()
 
     def see_gradients(self) -> None:
@@ -534,9 +534,9 @@ class Monitor:
             self._test_itself()
         clock = time.perf_counter()
         now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
-        now.rate = max(float(g["lr"]) for optimizer in self._optimizers for g in optimizer.param_groups)
-        if self._rescuer is not None:
-            now.rate *= self._rescuer.rate
+        factor = 1.0 if self._rescuer is None else self._rescuer.rate
+        rates = [rate_of(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        now.rate = max((factor * rate for rate in rates if rate is not None), default=NOT_MEASURED)
         now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
         new = self._late_alarms + self._finish_waiting()
         self._late_alarms = []

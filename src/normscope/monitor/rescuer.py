@@ -310,7 +310,9 @@ class Rescuer:
     def _lower(self, optimizer: Optimizer, factor: float) -> None:
         """Lower the learning rates for this update; a scheduler sees nothing of it."""
         for group in optimizer.param_groups:
-            rate = group["lr"]
+            rate = group.get("lr")
+            if rate is None:  # the optimizer sets its own
+                continue
             if isinstance(rate, Tensor):  # in place: a compiled or captured step holds it
                 self._rates.append((group, rate.clone()))
                 rate.mul_(factor)

@@ -30,6 +30,7 @@ from normscope.monitor.groups import EMBEDDING, NORM
 from normscope.monitor.plan import Plan
 from normscope.monitor.reductions import local, norms, sampled
 from normscope.monitor.row import Layout
+from normscope.monitor.taken import rate_of
 from normscope.probes.token_axes import sequences
 
 Floats = NDArray[np.float64]
@@ -229,10 +230,13 @@ def _adam_states(parameters: Iterable[Tensor], optimizers: Iterable[Optimizer]) 
     found: dict[int, _Adam] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            rate = rate_of(group)
+            if rate is None or "betas" not in group:
+                continue
             for parameter in group["params"]:
                 state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-                if "exp_avg_sq" in state and "betas" in group and float(state.get("step", 0)) > 0:
+                if "exp_avg_sq" in state and float(state.get("step", 0)) > 0:
                     left = 1 - group["betas"][1] ** float(state["step"])
-                    rate, epsilon = float(group["lr"]), float(group.get("eps", 0.0))
+                    epsilon = float(group.get("eps", 0.0))
                     found[id(parameter)] = _Adam(local(state["exp_avg_sq"]), left, rate, epsilon)
     return [found.get(id(parameter)) for parameter in parameters]

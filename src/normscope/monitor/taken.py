@@ -1,9 +1,9 @@
 """Taken: the figures of one step, of which numbers may still lie on a device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -142,6 +142,12 @@ def scale_of(scaler: GradScaler | None) -> Tensor | None:
     if scaler is None or not scaler.is_enabled():
         return None
     return scaler._get_scale_async()  # get_scale() would wait
+
+
+def rate_of(group: Mapping[str, Any]) -> float | None:
+    """Learning rate of a parameter group; None where its optimizer sets its own, as Adafactor may."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
 
 
 def is_on_device(model: nn.Module) -> bool:

@@ -74,7 +74,7 @@ def wrong_in_optimizers(
     groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
     for number, (optimizer, group) in enumerate(groups):
         parameters = [p for p in group["params"] if not of_wrong or kind_of(p) is not None]
-        if parameters:
+        if parameters and group.get("lr") is not None:
             held.append((f"learning rate of group {number}", "", torch.as_tensor(group["lr"])))
         for parameter in parameters:
             name = names.get(id(parameter), "a parameter outside of the model")
