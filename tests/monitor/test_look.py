@@ -1,5 +1,6 @@
 """Looks of a `Monitor` at its model with the probes of `check`: when, what, and what they leave as it was."""
 
+import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,19 @@ def test_a_look_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
         assert [each.step for each in looks(path)] == [1]
         monitor.step(loss)
     assert [each.step for each in looks(path)] == [1, 2]
+
+
+def test_a_look_that_an_alarm_asks_for_is_made_at_the_end_of_its_step(tmp_path: Path) -> None:
+    loop, path = Loop(SPEC), tmp_path / "run.db"
+    monitor = Monitor(loop.model, loop.optimizer, store=path, on_alarm=lambda _: found.append(monitor.look()))
+    found: list[list[Finding]] = []
+    with monitor:
+        loop.step(monitor)
+        monitor.step(math.nan)
+        loop.step(monitor)
+    assert monitor.failure is None, monitor.failure
+    assert found == [[]]
+    assert [each.step for each in looks(path)] == [2]
 
 
 def test_an_alarm_is_looked_at_once_in_a_while(tmp_path: Path) -> None:

@@ -592,13 +592,18 @@ class Monitor:
     def look(self, *, jacobian: bool = False) -> list[Finding]:
         """Run the probes and rules of `check` on the model as it is, with the last batch of the run.
 
-        Within a step, after its forward, the look waits for the end of the step, and the result is empty; the
-        store has its findings. It takes the time of 5 to 10 steps; an error is logged, and ends nothing.
+        Within a step, after its forward or in `on_alarm`, the look waits for the end of the step, and the
+        result is empty; the store has its findings. It takes the time of 5 to 10 steps; an error is logged,
+        and ends nothing.
 
         Args:
             jacobian: also measure Jacobians, at most 160 forwards of one sequence.
         """
-        return self._look_now(Look(jacobian=jacobian)) or []
+        look = Look(jacobian=jacobian)
+        if self._is_working:
+            self._looker.ask(look)
+            return []
+        return self._look_now(look) or []
 
     @_guarded
     def _look_now(self, look: Look) -> list[Finding]:
