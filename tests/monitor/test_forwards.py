@@ -13,7 +13,10 @@ from torch.nn import functional as F
 
 import normscope
 from normscope.monitor import Event, RunReader, forwards
+from normscope.monitor.plan import plan_of
+from normscope.monitor.streams import Part, Streams
 from normscope.monitor.wrong_value import Replay, first_wrong_value
+from normscope.subjects import load
 
 WIDTH = 16
 
@@ -116,7 +119,7 @@ def test_the_forward_with_the_fault_is_run_again(
 def test_earlier_forwards_are_dropped_when_they_take_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwards, "KEPT_BYTES", 8 * 4 * WIDTH - 1)
+    monkeypatch.setattr(forwards, "KEPT_BYTES", forwards.RANDOM_STATE_BYTES + 8 * 4 * WIDTH - 1)
     run = Run(tmp_path / "run.db")
     run.model.bad = WrongBackward.apply
     (event,) = run.go(partial(accumulated, run, 0))
@@ -295,3 +298,43 @@ def test_no_hook_stays_on_an_output_that_is_a_parameter() -> None:
     assert kept.cotangents[0] is not None
     kept.clear()
     assert not model.weight._backward_hooks
+
+
+def test_the_memory_of_forwards_is_counted_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three forwards of 256 bytes before their backward, which gives as much to each; not quite three fit."""
+    of_one = forwards.RANDOM_STATE_BYTES + 2 * 256
+    monkeypatch.setattr(forwards, "KEPT_BYTES", 3 * of_one - 1)
+    model, kept = Chain(), forwards.Forwards()
+
+    def run() -> Tensor:
+        x = batch(False)
+        kept.open(model, (x,), {}, None)
+        y: Tensor = model(x)
+        kept.close(y)
+        return y.sum()
+
+    loss = torch.stack([run() for _ in range(3)]).sum()
+    assert len(kept) == 3
+    for _ in range(2):  # the second gradients replace the first
+        loss.backward(retain_graph=True)
+    for number in range(1, 4):
+        run().backward()
+        assert (len(kept), kept.num_dropped) == (3, number)
+
+
+def test_each_forward_of_a_step_is_checked_once() -> None:
+    subject = load("nn:decoder,scheme=pre,depth=1,width=16,heads=2")
+    streams = Streams(subject.model, plan_of(subject.model, subject.batch))
+    streams.begin(checked := [])
+    for _ in range(2):
+        streams.parts.append(Part([0], torch.ones(1), [1]))
+        assert not streams.is_wrong
+    assert streams.parts is checked
+    checked[0].squares.fill_(math.nan)
+    assert not streams.is_wrong, "it was checked before"
+    streams.parts.append(Part([0], torch.tensor([math.inf]), [1]))
+    assert streams.is_wrong
+    streams.parts.append(Part([0], torch.ones(1), [1]))
+    assert streams.is_wrong
+    streams.begin([])
+    assert not streams.is_wrong

@@ -17,10 +17,13 @@ from normscope.recording.tape import tensors_of
 from normscope.subjects.rng import keep_random_state
 
 KEPT_BYTES = 256 << 20
-"""Largest memory of the arguments and gradients of a step's earlier forwards; the oldest are dropped first.
+"""Largest memory of what is kept of a step's earlier forwards; the oldest are dropped first.
 
 Those of the last forward are kept in any case. Weights are not copied.
 """
+
+RANDOM_STATE_BYTES = 32 << 10
+"""Memory of the states of the random generators at the beginning of a forward, about."""
 
 _LATER = {"loss": 1, "backward": 2}
 """Phases that come after every forward with the same backward."""
@@ -35,6 +38,7 @@ class _Forward:
         joins: whether it began before the backward of the forward before it.
         num_outputs: number of its floating-point outputs; None until it ends.
         cotangents: gradients of the loss by the outputs, by their numbers; they come in the backward.
+        num_bytes: memory of its random states, arguments and gradients; 0 until the next forward begins.
         handles: of the hooks on its outputs. An output may be a parameter, whose hooks outlive the step.
     """
 
@@ -42,13 +46,8 @@ class _Forward:
     joins: bool
     num_outputs: int | None = None
     cotangents: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    num_bytes: int = 0
     handles: list[RemovableHandle] = dataclasses.field(default_factory=list)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of its arguments and gradients."""
-        held = [*tensors_of((self.replay.args, self.replay.kwargs)), *self.cotangents.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @property
     def each_cotangent(self) -> list[Tensor | None]:
@@ -77,13 +76,13 @@ class Forwards:
 
     def __init__(self) -> None:
         self._kept: list[_Forward] = []
-        self.num_dropped = 0
+        self._num_bytes = self.num_dropped = 0
 
     def clear(self) -> None:
         """Free the batches and gradients; a loss that the script keeps would hold them by the hooks."""
         for forward in self._kept:
             forward.remove_hooks()
-        self._kept, self.num_dropped = [], 0
+        self._kept, self._num_bytes, self.num_dropped = [], 0, 0
 
     def open(
         self,
@@ -95,8 +94,12 @@ class Forwards:
         """A forward begins."""
         if self._kept and self._kept[-1].num_outputs is None:  # it raised
             self._kept.pop()
-        while sum(forward.num_bytes for forward in self._kept) > KEPT_BYTES:
-            self._kept.pop(0).remove_hooks()
+        if self._kept:
+            self._weigh(self._kept[-1])
+        while self._num_bytes > KEPT_BYTES:
+            dropped = self._kept.pop(0)
+            dropped.remove_hooks()
+            self._num_bytes -= dropped.num_bytes
             self.num_dropped += 1
         joins = bool(self._kept) and not self._kept[-1].cotangents
         self._kept.append(_Forward(Replay(model, args, kwargs, keep_random_state(), autocast), joins))
@@ -114,8 +117,25 @@ class Forwards:
         forward.num_outputs = len(outputs)
         for number, tensor in enumerate(outputs):
             if tensor.requires_grad:
-                take = functools.partial(forward.cotangents.__setitem__, number)
+                take = functools.partial(self._take, forward, number)
                 forward.handles.append(tensor.register_hook(take))
+
+    def _take(self, forward: _Forward, number: int, gradient: Tensor) -> None:
+        """Keep a gradient that the backward gives to an output."""
+        before = forward.cotangents.get(number)
+        forward.cotangents[number] = gradient
+        if forward.num_bytes:  # else all are counted at the next forward
+            self._add(forward, _num_bytes(gradient) - (0 if before is None else _num_bytes(before)))
+
+    def _weigh(self, forward: _Forward) -> None:
+        """Count the memory of a forward that has ended."""
+        if not forward.num_bytes:
+            held = [*tensors_of((forward.replay.args, forward.replay.kwargs)), *forward.cotangents.values()]
+            self._add(forward, RANDOM_STATE_BYTES + sum(map(_num_bytes, held)))
+
+    def _add(self, forward: _Forward, num_bytes: int) -> None:
+        forward.num_bytes += num_bytes
+        self._num_bytes += num_bytes
 
     @property
     def cotangents(self) -> list[Tensor | None]:
@@ -148,3 +168,7 @@ class Forwards:
         numbers = itertools.accumulate(not forward.joins for forward in ended)
         for _, pairs in itertools.groupby(zip(numbers, ended, strict=True), key=lambda pair: pair[0]):
             yield [forward for _, forward in pairs]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -303,7 +303,7 @@ class Monitor:
         """Begin a step."""
         self._now = Taken()
         if self._plan is not None:
-            self._streams.parts = self._now.parts
+            self._streams.begin(self._now.parts)
         self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
         self._is_updated = self._is_searching = False
 
@@ -361,7 +361,7 @@ class Monitor:
         self._facts["dtype"] = str(cast or next(self._model.parameters()).dtype).removeprefix("torch.")
         self._is_on_device = self._rescuer is None and is_on_device(self._model)
         self._streams = Streams(self._model, plan)
-        self._streams.parts = self._now.parts
+        self._streams.begin(self._now.parts)
         self._held.callback(self._streams.remove)
         self._held.callback(self._attention.remove)
         is_float16 = self._facts["dtype"] == "float16"

@@ -31,7 +31,7 @@ class Streams:
 
     Attributes:
         columns: those of the streams, in the order of the forward.
-        parts: sums of each forward; a new list begins a step.
+        parts: sums of each forward of the step.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
@@ -41,8 +41,13 @@ class Streams:
         self._each = Taps(model, {column: tap for column, tap in plan.places.items() if column in each})
         self._rest = Taps(model, {column: tap for column, tap in plan.places.items() if column not in each})
         self._is_all = False
-        self.parts: list[Part] = []
+        self.begin([])
         self._each.attach()
+
+    def begin(self, parts: list[Part]) -> None:
+        """A step begins; `parts` gets its sums."""
+        self.parts = parts
+        self._num_checked, self._is_wrong = 0, False
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -72,8 +77,12 @@ class Streams:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether one of the step so far is not finite. Waits for the device."""
-        return not all(bool(part.squares.isfinite().all()) for part in self.parts)
+        """Whether one of the step so far is not finite. Waits for the device; each forward is read once."""
+        if not self._is_wrong and self._num_checked < len(self.parts):
+            new = self.parts[self._num_checked :]
+            self._is_wrong = not all(bool(part.squares.isfinite().all()) for part in new)
+            self._num_checked = len(self.parts)
+        return self._is_wrong
 
     def last_rms(self) -> Floats:
         """RMS of each column [columns] in the last forward. Waits for the device."""
