@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -23,7 +24,7 @@ from normscope.monitor import Monitor, RunReader, forwards
 from normscope.monitor import monitor as monitor_module
 from normscope.monitor.alarms import is_measured
 from normscope.monitor.plan import plan_of
-from normscope.monitor.reductions import local, norms
+from normscope.monitor.reductions import LARGE, local, norms
 from normscope.monitor.sites import _adam_states
 from normscope.monitor.turns import TURNS
 from normscope.monitor.wrong.held import wrong_in_optimizers
@@ -503,7 +504,7 @@ class Residual(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-@pytest.mark.parametrize("case", ["zeros", "zeros in float16", "NaN", "empty"])
+@pytest.mark.parametrize("case", ["zeros", "zeros in float16", "overflow in float16", "NaN", "empty"])
 def test_a_stream_without_entries_or_of_zeros_is_no_wrong_value(case: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = Blocks(), tmp_path / "run.db"
@@ -515,6 +516,8 @@ def test_a_stream_without_entries_or_of_zeros_is_no_wrong_value(case: str, tmp_p
                 model.scale = 0.0
                 for block in model.blocks:
                     nn.init.zeros_(block.down.weight), nn.init.zeros_(block.down.bias)
+            if step and case.startswith("overflow"):
+                nn.init.constant_(model.blocks[0].down.bias, 1e6)
             if step and case == "NaN":
                 model.scale = math.nan
             with torch.autocast("cpu", torch.float16, enabled=case.endswith("float16")):
@@ -523,16 +526,59 @@ def test_a_stream_without_entries_or_of_zeros_is_no_wrong_value(case: str, tmp_p
             optimizer.step()
             monitor.step(loss)
     assert monitor.failure is None, monitor.failure
-    assert {alarm.finding.code for alarm in monitor.alarms} == ({"NS801"} if case == "NaN" else set())
+    is_wrong = case.startswith(("NaN", "overflow"))
+    assert {alarm.finding.code for alarm in monitor.alarms} == ({"NS801"} if is_wrong else set())
     with RunReader(path) as reader:
         _, sites, values = reader.table("stream/diversity")
         assert len(sites) == 4
-        assert is_measured(values).tolist() == [[True] * 4, [case == "NaN"] * 4]
+        assert is_measured(values).tolist() == [[True] * 4, [is_wrong] * 4]
         if case.endswith("float16"):
             _, sites, values = reader.table("precision/float16-headroom")
             half = is_measured(values)
             assert half[0].any()
-            assert not half[1].any()
+            assert half[1].tolist() == (half[0] & is_wrong).tolist()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64),
+        (torch.complex64, torch.float32),
+        (torch.complex128, torch.float16),
+        (torch.float8_e4m3fn, torch.bfloat16),
+        (torch.float8_e5m2, torch.float64),
+        (torch.complex128, torch.float64),
+    ],
+)
+def test_norms_of_several_types_are_taken_together(pair: tuple[torch.dtype, torch.dtype]) -> None:
+    torch.manual_seed(0)
+    numbers = [torch.randn(5, dtype=torch.complex128 if d.is_complex else torch.float64) for d in pair * 2]
+    tensors = [each.to(dtype) for each, dtype in zip(numbers, pair * 2, strict=True)]
+    wide = [each.to(number.dtype) for each, number in zip(tensors, numbers, strict=True)]
+    expected = [math.sqrt(float(each.abs().square().sum())) for each in wide]
+    found = norms(tensors)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    assert found.dtype == (
+        torch.float64 if all(d.to_real() == torch.float64 for d in pair) else torch.float32
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_norms_of_a_compressed_sparse_tensor_are_those_of_its_values() -> None:
+    dense = torch.eye(3).mul(2)
+    for sparse in (dense.to_sparse_csr(), dense.to_sparse_csc()):
+        assert norms([local(sparse)]).tolist() == pytest.approx([math.sqrt(12)])
+
+
+@pytest.mark.parametrize("devices", [("cuda", "cuda"), ("cuda", "cpu")])
+def test_norms_of_several_devices_come_to_the_cpu(devices: tuple[str, str]) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        small = [torch.ones(3, device=device) for device in devices]
+        found = norms([torch.ones(LARGE), *small])
+    assert found.shape == (3,)
+    assert found.device.type == "cpu"
 
 
 def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:

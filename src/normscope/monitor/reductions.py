@@ -5,6 +5,7 @@ A 2-norm in float32 overflows above 1.8e19, so that one reduction finds NaN, inf
 2.13, CPU). On a CPU it runs in one thread, and large tensors take the scalar product with themselves.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-_HALVES = (torch.float16, torch.bfloat16)
+_FULL = {torch.float32, torch.float64}
+_AT_MOST_SINGLE = {torch.float32, torch.float16, torch.bfloat16}
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 LARGE = 1 << 15
 """Entries from which a tensor on a CPU is summed by all threads."""
 SAMPLE = 1024
@@ -25,7 +28,9 @@ def local(tensor: Tensor) -> Tensor:
     """This process's part of a sharded tensor, the values of a sparse one; another tensor as it is."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
-    return tensor.coalesce()._values() if tensor.is_sparse else tensor
+    if tensor.is_sparse:
+        return tensor.coalesce()._values()
+    return tensor.values() if tensor.layout in _COMPRESSED else tensor
 
 
 @torch.no_grad()
@@ -41,7 +46,7 @@ def squares(tensors: list[Tensor]) -> Tensor:
     found = torch.stack([torch.dot(flat := tensors[number].view(-1), flat) for number in large])
     if not small:
         return found
-    rest = _by_one_pass([tensors[number] for number in small]).square().float()
+    rest = _by_one_pass([tensors[number] for number in small]).square().float().cpu()
     order = np.empty(len(tensors), dtype=np.intp)
     order[large + small] = np.arange(len(tensors))
     return torch.cat([found, rest])[torch.from_numpy(order)]
@@ -63,9 +68,31 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def _by_one_pass(tensors: list[Tensor]) -> Tensor:
-    halves = any(tensor.dtype in _HALVES for tensor in tensors)
-    found = torch._foreach_norm(tensors, 2.0, dtype=torch.float32) if halves else torch._foreach_norm(tensors)
+    found = _norms(tensors)
     return torch.stack(list(found)) if _is_uniform(found) else torch.stack([f.float().cpu() for f in found])
+
+
+def _norms(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """‖x‖₂ of each tensor, in float64 for float64 and complex128, else in float32."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if dtypes <= _FULL:
+        return torch._foreach_norm(tensors)
+    if dtypes <= _AT_MOST_SINGLE:
+        return torch._foreach_norm(tensors, 2.0, dtype=torch.float32)
+    real = [_real(tensor) for tensor in tensors]
+    found = dict[int, Tensor]()
+    for is_double in (False, True):  # a call takes one dtype, which must not be narrower than a tensor's
+        part = [number for number, each in enumerate(real) if (each.dtype == torch.float64) is is_double]
+        if part:
+            found |= zip(part, _norms([real[number] for number in part]), strict=True)
+    return [found[number] for number in range(len(real))]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A tensor of the same norm and of a dtype that `_foreach_norm` takes."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor if tensor.dtype in _FULL | _AT_MOST_SINGLE else tensor.float()
 
 
 def _is_uniform(found: Any) -> bool:

@@ -15,6 +15,7 @@
 Updates are measured on `SAMPLE` entries of each parameter.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -188,7 +189,8 @@ def _half(tensor: Tensor | None) -> Tensor | None:
 def _headroom(largest: Floats) -> Floats:
     """Of the largest |x| of each tensor; zeros have none."""
     is_known = is_measured(largest) & (largest != 0)
-    return np.where(is_known, np.log2(LARGEST["float16"] / np.where(largest == 0, 1, largest)), NOT_MEASURED)
+    bits = math.log2(LARGEST["float16"]) - np.log2(np.where(is_known, largest, 1))
+    return np.where(is_known, bits, NOT_MEASURED)
 
 
 def _some(tokens_BTD: Tensor) -> Tensor:
