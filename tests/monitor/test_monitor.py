@@ -581,6 +581,39 @@ def test_norms_of_several_devices_come_to_the_cpu(devices: tuple[str, str]) -> N
     assert found.device.type == "cpu"
 
 
+class Prompted(Blocks):
+    """A frozen model whose ids a prompt, which is none of its parameters, is added to."""
+
+    def __init__(self, prompt: Tensor) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.prompts = [prompt]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.prompts[0]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_model_without_a_trained_parameter_is_watched_by_its_streams(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prompt, path = torch.zeros(8, requires_grad=True), tmp_path / "run.db"
+    model = Prompted(prompt)
+    optimizer = torch.optim.AdamW([prompt], lr=0.1)
+    with Monitor(model, optimizer, store=path, every=1) as monitor:
+        for _ in range(2):
+            loss = model(torch.randint(0, 16, (2, 4))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+    assert monitor.failure is None, monitor.failure
+    assert not monitor.alarms
+    with RunReader(path) as reader:
+        assert np.isfinite(reader.table("stream/rms")[2]).all()
+
+
 def test_the_loss_may_be_left_out_or_be_a_number(tmp_path: Path) -> None:
     loop, path = Loop(SPECS[0]), tmp_path / "run.db"
     with Monitor(loop.model, loop.optimizer, store=path) as monitor:

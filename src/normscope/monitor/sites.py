@@ -141,7 +141,7 @@ class Sites:
         """Sums by kind of one number for each entry of the sample."""
         groups = self._plan.groups
         if self._lengths is None:
-            self._lengths = np.array([len(sampled(p)) for p in groups.parameters])
+            self._lengths = np.array([len(sampled(p)) for p in groups.parameters], dtype=np.int64)
         sums, some = np.zeros(len(self._lengths)), self._lengths > 0  # a shard may be empty
         begins = np.cumsum(self._lengths) - self._lengths
         sums[some] = np.add.reduceat(entries, begins[some], dtype=np.float64)
@@ -165,6 +165,8 @@ class Sites:
 def _sample(parameters: Sequence[Tensor]) -> Tensor:
     """Some entries of all parameters, a copy."""
     samples = [sampled(p) for p in parameters]
+    if not samples:
+        return torch.zeros(0)
     first = samples[0]
     if any(each.dtype != first.dtype or each.device != first.device for each in samples):
         samples = [each.double().cpu() for each in samples]

@@ -38,7 +38,7 @@ def gradients_of(parameters: Sequence[Tensor], scale: Tensor | None = None) -> G
     there = squares([local(gradient) for gradient in gradients if gradient is not None])
     if scale is not None:
         there = there / torch.as_tensor(scale, device=there.device).square()
-    return Gradients(there, np.array([gradient is not None for gradient in gradients]))
+    return Gradients(there, np.array([gradient is not None for gradient in gradients], dtype=np.bool_))
 
 
 @dataclass(eq=False)
