@@ -322,6 +322,27 @@ def test_gradients_of_the_outputs_are_freed_while_a_loss_is_kept() -> None:
     assert [each() for each in kept] == [None] * len(kept)
 
 
+def test_weights_that_train_later_are_noted_once(tmp_path: Path) -> None:
+    loop, path = Loop(SPECS[0]), tmp_path / "run.db"
+    frozen = dict(loop.model.blocks[0].named_parameters(prefix="blocks.0"))
+    for each in frozen.values():
+        each.requires_grad_(False)
+    with Monitor(loop.model, loop.optimizer, store=path, every=2) as monitor:
+        loop.step(monitor)
+        before = list(monitor.notes)
+        for each in frozen.values():
+            each.requires_grad_(True)
+        for _ in range(5):
+            loop.step(monitor)
+    (note,) = [each for each in monitor.notes if each not in before]
+    assert note == (
+        "weights that train since a later step than the first one are not watched: "
+        f"{next(iter(frozen))} and {len(frozen) - 1} more"
+    )
+    with RunReader(path) as reader:
+        assert reader.notes()["notes"] == monitor.notes
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_the_run_is_kept_after_its_end(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last forward raised in its head, and the step before was not ended."""

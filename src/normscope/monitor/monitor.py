@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from normscope.anatomy import named_parameters
 from normscope.capture.alone import num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
@@ -159,7 +160,7 @@ class Monitor:
         self._plan: Plan | None = None
         self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
-        self._is_working = self._is_tested = False
+        self._is_working = self._is_tested = self._has_unwatched = False
         self._state, self._num_steps = "made", 0
         self._step, self._clock = start or 0, time.perf_counter()
         self._rows: list[Row] = []
@@ -532,6 +533,8 @@ class Monitor:
             return []
         if not self._is_tested and self._is_due(self._step):
             self._test_itself()
+        if self._is_due(self._step) and not self._has_unwatched and self._sharded is None:
+            self._find_unwatched()
         clock = time.perf_counter()
         now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
         factor = 1.0 if self._rescuer is None else self._rescuer.rate
@@ -657,6 +660,23 @@ class Monitor:
             self.notes.append(
                 "no optimizer stepped before the first call of step(): gradients and updates are not watched"
             )
+        if self._store is not None:
+            self._store.note("notes", self.notes)
+
+    def _find_unwatched(self) -> None:
+        """Note weights that train by now and did not at the first forward, as unfrozen ones or a new head."""
+        assert self._plan is not None
+        watched = set(map(id, self._plan.groups.parameters))
+        trained = (each for each in self._model.parameters() if each.requires_grad)
+        new = {id(each) for each in trained if each.is_floating_point() and id(each) not in watched}
+        if not new:
+            return
+        self._has_unwatched = True
+        first, *rest = [name for name, each in named_parameters(self._model) if id(each) in new]
+        self.notes.append(
+            "weights that train since a later step than the first one are not watched: "
+            + (f"{first} and {len(rest)} more" if rest else first)
+        )
         if self._store is not None:
             self._store.note("notes", self.notes)
 
