@@ -20,7 +20,7 @@ from normscope.errors import UsageError
 from normscope.monitor import Event, Monitor, Rescue, RunReader
 from normscope.monitor.alarms.rescued import RESCUED
 from normscope.monitor.decision import FIELDS, Decision, Figures
-from normscope.monitor.rescuer import Rescuer
+from normscope.monitor.rescuer import Rescuer, after_closure
 from normscope.monitor.row import RESCUE, SNAPSHOTS_KEPT
 from normscope.subjects import load
 
@@ -339,6 +339,23 @@ def test_a_rescue_does_not_wait_for_figures_that_are_read_late(
     with RunReader(run.path) as reader:
         steps, values = reader.series("rescued")
     assert steps[values == 1].tolist() == [6, BAD + 2]
+
+
+def test_each_call_of_a_closure_is_between_before_and_act() -> None:
+    calls: list[str] = []
+    given = after_closure(
+        ("optimizer",),
+        {"closure": lambda: calls.append("closure")},
+        lambda: calls.append("act"),
+        before=lambda: calls.append("before"),
+    )
+    assert given is not None
+    assert calls == []
+    for _ in range(2):
+        given[1]["closure"]()
+    assert calls == ["before", "closure", "act"] * 2
+    assert after_closure(("optimizer", None), {}, lambda: calls.append("now")) is None
+    assert calls[6:] == ["now"]
 
 
 def test_a_closure_is_judged_after_it_has_run(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue
-from normscope.monitor.rescuer import Rescuer
+from normscope.monitor.rescuer import Rescuer, after_closure
 from normscope.monitor.row import RANKS, SITES, STEP, Event, Raised, Row
 from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
@@ -417,21 +417,11 @@ class Monitor:
 
         Later calls search.
         """
-        given = [*args[1:2], kwargs.get("closure")]
-        closure = next((each for each in given if callable(each)), None)
-        if closure is None:
-            self._begin_update(optimizer)
-            return None
 
-        def called(*inputs: Any, **keywords: Any) -> Any:
+        def begin_call() -> None:
             self._is_searching = self._is_updated
-            loss = closure(*inputs, **keywords)
-            self._begin_update(optimizer)
-            return loss
 
-        return tuple(called if each is closure else each for each in args), {
-            name: called if each is closure else each for name, each in kwargs.items()
-        }
+        return after_closure(args, kwargs, lambda: self._begin_update(optimizer), before=begin_call)
 
     @_guarded
     def _begin_update(self, optimizer: Optimizer) -> None:

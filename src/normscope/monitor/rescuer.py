@@ -398,8 +398,10 @@ def scale(gradients: Sequence[Tensor], factor: float) -> None:
         gradient.mul_(factor)
 
 
-def after_closure(args: Any, kwargs: Any, act: Callable[[], object]) -> tuple[Any, Any] | None:
-    """Call `act` before an update: now, or with a closure after each call of it.
+def after_closure(
+    args: Any, kwargs: Any, act: Callable[[], object], *, before: Callable[[], object] = lambda: None
+) -> tuple[Any, Any] | None:
+    """Call `act` before an update: now, or with a closure after each call of it, and `before` before that.
 
     Returns:
         The arguments of a step pre-hook with the closure wrapped, None without one.
@@ -411,6 +413,7 @@ def after_closure(args: Any, kwargs: Any, act: Callable[[], object]) -> tuple[An
         return None
 
     def called(*inputs: Any, **keywords: Any) -> Any:
+        before()
         loss = closure(*inputs, **keywords)
         act()
         return loss
