@@ -62,6 +62,9 @@ class Database:
                         connection.execute(f"PRAGMA user_version = {self.format}")
                         for statement in filter(str.strip, self.tables.split(";")):
                             connection.execute(statement)
+                # A copy of the main file alone, as by scp, is then one of ours, at most a megabyte behind.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                connection.execute("PRAGMA wal_autocheckpoint = 256")
                 self._require_ours(connection, path)
             except BaseException:
                 connection.close()

@@ -240,11 +240,11 @@ def _follow(watcher: "Watcher", interval: float) -> None:
 
     from normscope.cli.watch_view import picture
 
-    console = Console(highlight=False)
+    console, is_ascii = Console(highlight=False), _is_ascii()  # Live puts another stream in stdout's place
     with Live(console=console, auto_refresh=False) as live:
         while True:
             scene = watcher.look()
-            parts = picture(scene, console.width, console.height - 1, ascii_only=_is_ascii())
+            parts = picture(scene, console.width, console.height - 1, ascii_only=is_ascii)
             live.update(Group(*parts), refresh=True)
             if scene.is_over:
                 return

@@ -91,7 +91,7 @@ class Columns:
         """
         others = int(chosen.sum()) - 1
         also = (
-            f" So do {others} other series." if others > 1 else " So does 1 other series." if others else ""
+            f" {others} other series as well." if others > 1 else " 1 other series as well." if others else ""
         )
         message = f"At step {look.step}{look.among}, {self.title(worst)} {said}.{also}"
         first = [worst, *(int(i) for i in np.flatnonzero(chosen) if i != worst)][:MOST_EVIDENCE]
