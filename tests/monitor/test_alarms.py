@@ -133,6 +133,7 @@ CASES = [
     Row("collapse", {H: np.maximum(1e-9, 10.0 ** (-T / 10))}, "NS808", every=10),
     Row("collapse-transient", {H: np.where(T < 25, 1e-8, 0.1)}),
     Row("collapse-one-value", {H: at(0.1 + 0 * T, 30, 1e-7)}, every=10),
+    Row("collapsed-from-the-start", {H: 4e-15 * (1 + T / 100)}, every=10),
     Row("diversity-low", {H: 1e-5 * GRADIENT}, every=10),
     Row("inner-block-low", {"stream/diversity@b.0": 1e-8 + 0 * T, H: 0.1 + 0 * T}, every=10),
     Row("no-tokens", {H: 1e-8 + 0 * T}, every=10, notes={"tokens": False}),
@@ -156,6 +157,7 @@ CASES = [
     Row("headroom-bits", {"precision/float16-headroom": 6 - T / 50}, "NS812", every=10),
     Row("bfloat16", {"stream/max@b": 1e6 * GRADIENT}, every=10, notes={"dtype": "bfloat16"}),
     Row("freeze", {"update/lost@norm": np.where(T < 50, 0.2, 0.9)}, "NS813", 550, every=10),
+    Row("no-gradient-in-float32", {"update/lost@norm": 1 + 0 * T}, every=10, notes={"weights": "float32"}),
     Row(
         "entropy-collapses", {SHARP: np.where(T < 20, 0.6, 0.01), SHARP_LOGIT: AWAKE}, "NS819", 230, every=10
     ),
@@ -332,6 +334,11 @@ def test_only_a_fall_is_said_to_reduce_a_diversity() -> None:
     assert "reduced" not in dead.evidence[0].how
     (sunk,) = [each for _, each in raised({H: np.where(T < 20, 0.1, 1e-7)[:60]}, every=10)]
     assert "reduced by the last fall" in sunk.evidence[0].how
+
+
+def test_a_collapse_that_is_over_names_the_value_before_it() -> None:
+    ((_, dead),) = raised({H: np.where(T < 1, 0.1, 4e-15 * (1 + T / 100))[:60]}, every=10)
+    assert "after 0.1 at step 10" in dead.message
 
 
 def test_a_zero_scale_of_rounding_alarms_nothing() -> None:

@@ -150,6 +150,8 @@ def test_updates_that_round_to_nothing_are_counted(tmp_path: Path) -> None:
     with Monitor(loop.model, loop.optimizer, store=path) as monitor:
         loop.step(monitor)
     assert stored(path, "update/lost", "attention") > 0.9, "all but the biases, which are 0"
+    with RunReader(path) as reader:
+        assert reader.notes()["facts"]["weights"] == "float32"
 
 
 @pytest.mark.parametrize("spec", SPECS)

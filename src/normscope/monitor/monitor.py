@@ -360,6 +360,10 @@ class Monitor:
         self._facts["tokens"] = first is not None and not first.is_floating_point()
         cast = self._autocast if self._sharded is None else self._sharded.cast or self._autocast
         self._facts["dtype"] = str(cast or next(self._model.parameters()).dtype).removeprefix("torch.")
+        trained = (each for each in self._model.parameters() if each.requires_grad)
+        self._facts["weights"] = str(next(trained, next(self._model.parameters())).dtype).removeprefix(
+            "torch."
+        )
         self._is_on_device = self._rescuer is None and is_on_device(self._model)
         self._streams = Streams(self._model, plan)
         self._streams.begin(self._now.parts)

@@ -47,7 +47,7 @@ class _Bench:
             Rise(layout),
             Forgets(layout),
             Headroom(layout, notes),
-            Freeze(layout),
+            Freeze(layout, notes),
         ]
         self.judges += [judge for judge in rest if len(judge.columns)]
 
@@ -60,8 +60,9 @@ class Judges:
 
     Args:
         notes: facts about the run that some alarms need: "entropy" (unigram entropy of the targets in nats),
-            "tokens" (False where the model is not fed token ids), "dtype" ("float16"), "ranks" (their
-            number), "sharded" (True where a rank holds a part of the weights only).
+            "tokens" (False where the model is not fed token ids), "dtype" ("float16", of the autocast if
+            there is one), "weights" (their own dtype), "ranks" (their number), "sharded" (True where a rank
+            holds a part of the weights only).
     """
 
     def __init__(self, notes: Mapping[str, Any] | None = None) -> None:

@@ -25,6 +25,8 @@ CONFIRMED = 5
 """Values in a row at which updates are lost."""
 LARGEST = {"float16": 65504.0}
 """Largest number of the precisions that run out of range before float32 does."""
+HALF = ("bfloat16", "float16")
+"""Precisions of weights in which rounding loses updates of a usual size."""
 
 HEADROOM = alarm(
     "NS812",
@@ -46,7 +48,7 @@ GAINS_FREEZE = alarm(
         back, so a norm gain near 1 stops at once under Adam at 3e-4, and matrices follow as the learning rate
         decays.""",
     threshold=f"""At least {LOST:g} of the entries are left as they were, {CONFIRMED} values in a row, {APART}
-        steps apart or more.""",
+        steps apart or more. Weights in bfloat16 or float16 only.""",
     source="""IEEE 754 rounding, exact; Zamirai et al. 2020, arXiv:2010.06192; the limit of NS707.""",
     remedy="""Keep the weights in float32 under torch.autocast, keep a float32 copy in the optimizer, or round
         stochastically (NS707).""",
@@ -101,10 +103,14 @@ class Headroom:
 
 
 class Freeze:
-    """Judge of updates that rounding loses."""
+    """Judge of updates that rounding loses, where notes["weights"] is in `HALF` or unknown.
 
-    def __init__(self, layout: Layout) -> None:
-        self.columns = Columns(layout, {"update/lost"})
+    In float32 what stays as it was has no gradient, which is no matter of rounding.
+    """
+
+    def __init__(self, layout: Layout, notes: Mapping[str, Any]) -> None:
+        is_judged = notes.get("weights", HALF[0]) in HALF
+        self.columns = Columns(layout, {"update/lost"} if is_judged else set())
         self._looks = Looks(len(self.columns), CONFIRMED)
         self._episodes = Episodes(len(self.columns))
 

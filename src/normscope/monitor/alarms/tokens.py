@@ -29,8 +29,9 @@ LATE_COLLAPSE = alarm(
         gradient that would separate them is the difference of nearly equal numbers. Few runs recover. The
         diversity falls by decades while the loss still looks healthy.""",
     threshold=f"""Diversity ‖H − h̄‖²/‖H‖², reduced once more by its last fall, under {SUNK:g}, {CONFIRMED}
-        times in a row at least {APART} steps apart: a warning. Under {DEAD:g} as it is: an error. Nothing is
-        judged in the first {TRANSIENT} steps. Without token ids only {DEAD:g} counts.""",
+        times in a row at least {APART} steps apart: a warning. Under {DEAD:g} as it is: an error. Only where
+        it has been above that limit before. Nothing is judged in the first {TRANSIENT} steps. Without token
+        ids only {DEAD:g} counts.""",
     source="""Our own forecast's limits, docs/forecast.md; what they rest on is beside them, in
         src/normscope/forecast/rule.py.""",
     remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
@@ -62,11 +63,15 @@ class Collapse:
         self._judged = np.array([pair in outputs for pair in every], dtype=bool)
         self._limits = (DEAD, SUNK if notes.get("tokens", True) else 0.0)
         self._looks = Looks(len(self.columns), CONFIRMED + 1)
+        self._largest = np.zeros(len(self.columns))
+        self._step_of_largest = np.zeros(len(self.columns), dtype=np.int64)
         self._episodes = [Episode() for _ in self._limits]
 
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
         values, usable = look.values[self.columns.numbers], look.usable[self.columns.numbers]
+        larger = usable & (np.where(usable, values, 0.0) > self._largest)
+        self._largest[larger], self._step_of_largest[larger] = values[larger], look.step
         if not self._looks.enter(look, values, usable):
             return
         start = self._looks.first_step or 0
@@ -79,6 +84,7 @@ class Collapse:
         known = self._judged & (self._looks.run >= held.shape[1])
         dead = known & (now <= DEAD).all(axis=1)
         sunk = known & ~dead & (sinks < self._limits[1]).all(axis=1)
+        dead, sunk = dead & (self._largest > DEAD), sunk & (self._largest >= self._limits[1])
         under = [f"under {figure(limit)}" for limit in self._limits]
         judged = [(dead, under[0], Severity.ERROR)]
         judged += [(sunk, f"{under[1]}, reduced by the last fall", Severity.WARNING)]
@@ -86,6 +92,9 @@ class Collapse:
             if (new := episodes.update(bad)) is not None:
                 worst = int(np.argmin(np.where(new, values, np.inf)))
                 fell = f", after {figure(held[worst, 0])} {look.step - self._looks.steps[0]} steps before"
+                if held[worst, 0] <= values[worst]:  # it fell earlier
+                    largest, then = self._largest[worst], self._step_of_largest[worst]
+                    fell = f", after {figure(largest)} at step {then}"
                 said = f"is {figure(values[worst])}{fell}"
                 yield self.columns.raised(LATE_COLLAPSE, look, new, worst, severity, said, how)
 
