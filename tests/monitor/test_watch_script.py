@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -130,6 +131,37 @@ fails()
         state = reader.ranks()[0]
     assert state.state == "failed"
     assert "backward through the graph a second time" in state.reason
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "state", "reason"),
+    [
+        ("import sys\nsys.exit(7)\n", 7, "failed", "SystemExit: 7"),
+        ("import sys\nsys.exit()\n", 0, "ended", ""),
+        ("import sys\ntry:\n    sys.exit(7)\nexcept SystemExit:\n    sys.exit(0)\n", 0, "ended", ""),
+    ],
+)
+def test_the_status_given_to_sys_exit_is_the_end_of_the_run(
+    more: str, status: int, state: str, reason: str, tmp_path: Path
+) -> None:
+    assert watched(tmp_path, short(tmp_path, more)).returncode == status
+    with RunReader(tmp_path / "normscope-run.db") as reader:
+        (rank,) = reader.ranks()
+    assert (rank.state, rank.reason) == (state, reason)
+
+
+def test_a_step_after_a_sys_exit_that_was_caught_clears_it() -> None:
+    script = Script(Settings("a.db", "a.db", 10, False, None, None, None, 0, 0.0))
+
+    def leave(status: object) -> NoReturn:
+        raise SystemExit(status)
+
+    with pytest.raises(SystemExit, match="7"):
+        script.seen_by(leave)(7)
+    assert str(script._exit) == "7"
+    script._monitor, script._stepping = MagicMock(is_over=False), [MagicMock()]
+    script._guarded(script._end_step)
+    assert script._exit is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

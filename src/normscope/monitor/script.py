@@ -4,6 +4,7 @@ The processes of a script that train nothing import this, so the monitor is impo
 """
 
 import atexit
+import functools
 import os
 import random
 import sys
@@ -13,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ def begin() -> None:
     atexit.register(script.ends)
     os.register_at_fork(after_in_child=script.forked)
     sys.excepthook = _without_our_frames(sys.excepthook)
+    sys.exit = script.seen_by(sys.exit)
 
 
 class Script(Silent):
@@ -75,6 +77,7 @@ class Script(Silent):
         self._pending: Tensor | None = None
         self._on_leaves: list[RemovableHandle] = []  # hooks on outputs that outlive their step
         self._scaler: GradScaler | None = None
+        self._exit: SystemExit | None = None  # of the last sys.exit, unless a step came after it
 
     # Events, see `Listener`.
 
@@ -216,6 +219,7 @@ class Script(Silent):
         self._stepping = []
         self._remove_hooks()
         self._num_steps += 1
+        self._exit = None
         if self._num_steps == SURE:
             self._is_chosen = True
             self._is_only = sum(1 for each in self._seen if num_held(each, self.events.optimizers)) == 1
@@ -232,9 +236,10 @@ class Script(Silent):
         """The process is about to end."""
         if os.getpid() != self._process:  # a fork that runs what its parent has registered
             return
+        ended_by = self._exit
         self._guarded(self._end_step)
         if self._monitor is not None:
-            self._leave("", getattr(sys, "last_value", None))
+            self._leave("", getattr(sys, "last_value", None) or ended_by)
         elif self._num_outside and not self._is_over:
             say(f"not watched: {self._why()}")
 
@@ -247,6 +252,17 @@ class Script(Silent):
             if ran
             else "; set TORCHDYNAMO_DISABLE=1 if a compiled function runs it"
         )
+
+    def seen_by(self, leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """`sys.exit`, which keeps no record of its argument, with one: atexit does not see the exception."""
+
+        @functools.wraps(leave)
+        def noted(status: Any = None, /) -> NoReturn:
+            if threading.current_thread() is threading.main_thread():  # of another, it ends that one only
+                self._exit = SystemExit(status)
+            leave(status)
+
+        return noted
 
     def forked(self) -> None:
         """This process was forked from one that is watched; it may train a model of its own."""
