@@ -261,6 +261,8 @@ def test_a_loss_that_a_scaler_has_scaled_is_undone(tmp_path: Path) -> None:
     assert stored(tmp_path / "run.db", "skipped").tolist() == [0, 1, 0]
     assert stored(tmp_path / "run.db", "loss-scale").tolist() == [1024, 512, 512], "after each step"
     assert not run.monitor.alarms, "a step that a scaler skips is how it finds its scale"
+    with RunReader(tmp_path / "run.db") as reader:
+        assert not reader.events("first-wrong-value")
 
 
 @QUIET

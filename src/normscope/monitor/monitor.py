@@ -535,6 +535,8 @@ class Monitor:
         rates = [rate_of(group) for optimizer in self._optimizers for group in optimizer.param_groups]
         now.rate = max((factor * rate for rate in rates if rate is not None), default=NOT_MEASURED)
         now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
+        if now.is_skipped:  # gradients that were seen before a scaler skipped them are those of its scale
+            now.gradients = None
         new = self._late_alarms + self._finish_waiting()
         self._late_alarms = []
         if is_late:
