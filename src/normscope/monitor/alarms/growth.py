@@ -113,8 +113,7 @@ class Growth:
         jump = np.diff(values, axis=1).max(axis=1)
         grown = slope * (span - 1)
         counts = (grown >= DOUBLING) & (late - early >= np.maximum(CERTAIN * error, jump / STEADY))
-        now = late + slope * (third - 1) / 2
-        counts &= ~self._logits[chosen] | (now > math.log(LOGIT))
+        counts &= ~self._logits[chosen] | (values[:, -1] > math.log(LOGIT))
         more = counts & (grown > rise[chosen])
         rise[chosen[more]] = grown[more]
         steps[chosen[more]] = last - first
