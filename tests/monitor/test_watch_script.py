@@ -91,7 +91,7 @@ def test_the_store_holds_the_run_and_the_script_is_its_own(tmp_path: Path) -> No
     np.testing.assert_allclose(losses(path), printed(done.stdout), rtol=1e-4)
     with RunReader(path) as reader:
         assert reader.notes()["model"] == "Decoder"
-        assert reader.ranks()[0].state == "ended"
+        assert reader.ranks()[0].state == "failed", "its exit status is not 0"
         streams = reader.grid("stream/rms")
         assert len(streams.sites) == 4
         assert not streams.present[0].any(), "the first forward is read at its end"

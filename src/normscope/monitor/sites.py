@@ -189,7 +189,7 @@ def _half(tensor: Tensor | None) -> Tensor | None:
 
 
 def _headroom(largest: Floats) -> Floats:
-    """Of the largest |x| of each tensor; zeros have none."""
+    """Bits from the largest |x| of each tensor to the limit; zeros have none."""
     is_known = is_measured(largest) & (largest != 0)
     bits = math.log2(LARGEST["float16"]) - np.log2(np.where(is_known, largest, 1))
     return np.where(is_known, bits, NOT_MEASURED)
