@@ -90,14 +90,14 @@ def measured(loop: Loop, steps: int = 1, **options: Any) -> Figures:
     """Attention figures of the last step with all figures."""
     rows: list[Figures] = []
     with Monitor(loop.model, loop.optimizer, on_alarm=lambda _: None, **options) as monitor:
-        feed = monitor._judges.feed
+        feed = monitor._journal.judges.feed
 
         def heard(step: int, layout: Any, values: Any) -> Any:
             if any(quantity.startswith("attention/") for quantity, _ in layout):
                 rows.append(dict(zip(layout, values, strict=True)))
             return feed(step, layout, values)
 
-        monitor._judges.feed = heard  # type: ignore[method-assign]
+        monitor._journal.judges.feed = heard  # type: ignore[method-assign]
         for _ in range(steps):
             loop.step(monitor)
     assert monitor.failure is None, monitor.failure

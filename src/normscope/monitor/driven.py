@@ -66,10 +66,7 @@ class Driven(Monitor):
             self._rescuer.detach()
         self._held.close()
         self._forget()
-        if self._together is not None:
-            self._together.close()
-        if self._store is not None:
-            self._store.close()
+        self._journal.close()
 
     def stop(self, error: Exception) -> None:
         """End because of an error of a method."""

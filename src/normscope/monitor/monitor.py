@@ -19,26 +19,25 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from normscope.anatomy import named_parameters
-from normscope.capture.alone import num_processes
 from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
-from normscope.monitor.alarms import NOT_MEASURED, Judges
+from normscope.monitor.alarms import NOT_MEASURED
 from normscope.monitor.attention import AttentionWatch
 from normscope.monitor.entropy import TargetsEntropy
 from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
+from normscope.monitor.journal import Journal
 from normscope.monitor.look import ASKED, Look, Looker
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue
 from normscope.monitor.rescuer import Rescuer, after_closure
-from normscope.monitor.row import RANKS, SITES, STEP, Event, Raised, Row
+from normscope.monitor.row import SITES, STEP, Event, Row
 from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
 from normscope.monitor.streams import Streams
 from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, rate_of, scale_of
-from normscope.monitor.together import UNSTORED, Together
 from normscope.monitor.tracer import Tracer
 from normscope.monitor.trackers import Trackers
 from normscope.monitor.turns import Turns
@@ -131,16 +130,13 @@ class Monitor:
     ) -> None:
         if every < 1:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
-        self.alarms: list[Raised] = []
         self.failure: str | None = None
-        self.notes: list[str] = []
         self.scaler = scaler
         given = _optimizers(model, optimizer)
         self._called, self._model = model, bare(model)
         self._optimizers = [_innermost(each) for each in given]
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self._trackers = Trackers(trackers if self._rank == 0 else ())
         self._rescuer = None
         if rescue is not None:
             self._rescuer = Rescuer(
@@ -151,54 +147,41 @@ class Monitor:
                 say=self._say_rescue,
                 rank=self._rank,
             )
-        self._store = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._sharded = Sharded(self._model) if is_sharded(self._model) else None
         self._facts["sharded"] = self._sharded is not None
-        self._judges = Judges(self._facts)
         self._entropy = TargetsEntropy()
         self._plan: Plan | None = None
         self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
         self._is_working = self._is_tested = self._has_unwatched = False
         self._state, self._num_steps = "made", 0
-        self._step, self._clock = start or 0, time.perf_counter()
-        self._rows: list[Row] = []
-        self._events: list[Event] = []
-        self._unstored = 0
         self._is_on_device = False
         self._weights: Weights | None = None
         self._waiting: Taken | None = None
         self._late_alarms: list[Finding] = []
-        self._clear()
-        if self._store is not None:
-            if resume and start is None:
-                with RunReader(self._store.path) as reader:
-                    self._step = reader.last_step or 0
-            self._store.note("model", own_class(self._model).__name__)
-            self._store.note("entropy", entropy)
-            self._store.note("every", every)
-            self._store.note("steps", steps)
-            if rescue is not None:
-                self._store.note("rescue", dataclasses.asdict(rescue))
-            self._store.note("sharded", self._facts["sharded"])
-        self._together: Together | None = None
-        if self._rank == 0 and num_processes() > 1:
-            self._compare_ranks()
-
-    def _compare_ranks(self) -> None:
-        """Compare the ranks from now on, by what they store."""
-        if self._store is None:
-            self.notes.append(UNSTORED)
-            return
-        self._together = Together(
-            self._store.path,
-            num_processes(),
+        opened = None if store is None else RunStore(store, rank=self._rank, resume=resume)
+        if opened is not None and resume and start is None:
+            with RunReader(opened.path) as reader:
+                start = reader.last_step
+        self._step, self._clock = start or 0, time.perf_counter()
+        self._journal = Journal(
+            opened,
+            Trackers(trackers if self._rank == 0 else ()),
+            self._facts,
+            rank=self._rank,
+            every=every,
             start=self._step,
-            began=time.time(),
-            every=self._every,
-            facts=self._facts,
         )
+        self.alarms, self.notes = self._journal.alarms, self._journal.notes
+        self._clear()
+        self._journal.note("model", own_class(self._model).__name__)
+        self._journal.note("entropy", entropy)
+        self._journal.note("every", every)
+        self._journal.note("steps", steps)
+        self._journal.note("sharded", self._facts["sharded"])
+        if rescue is not None:
+            self._journal.note("rescue", dataclasses.asdict(rescue))
 
     # Context.
 
@@ -236,30 +219,26 @@ class Monitor:
         self._held.close()
         if self._rescuer is not None:
             self._rescuer.detach()
-            self._events += self._rescuer.take_events()
+            self._journal.enter(*self._rescuer.take_events())
         self._finish_last()
         self._forget()
-        if self._store is None:
-            return
         try:
-            self._flush()
-            for finding in self._compared():
+            self._journal.flush()
+            for finding in self._journal.compared(self._step):
                 self._say(finding, self._step)
             if isinstance(error, SystemExit) and not error.code:  # sys.exit(0) is no failure
                 error = None
-            self._store.end("" if error is None else describe(error))
+            self._journal.end("" if error is None else describe(error))
         except Exception as failed:
             if self.failure is None:
                 self._fail(failed)
         finally:
-            if self._together is not None:
-                self._together.close()
-            self._store.close()
+            self._journal.close()
 
     def _warn_of_missing_step(self) -> None:
         """Say that optimizers stepped, and `step` was not called after it."""
         said = f"step() was called {self._num_steps} times, and the optimizer has stepped after the last call"
-        self.notes.append(f"{said}: call monitor.step(loss) at the end of each step")
+        self._journal.remark(f"{said}: call monitor.step(loss) at the end of each step")
         if not self._num_steps:
             LOG.warning(self.notes[-1])
 
@@ -273,12 +252,12 @@ class Monitor:
         self._forget()
         self._say_failure(error)
         failed = Event(self._step, self._rank, time.time(), "monitor-failed", {"error": self.failure})
-        self._events.append(failed)
+        self._journal.enter(failed)
         try:
-            self._flush()
+            self._journal.flush()
         except Exception as second:  # what could not be stored may be the reason
             LOG.warning("the last figures could not be stored: %s", second)
-            self._rows, self._events = [], [failed]
+            self._journal.drop()
 
     def _forget(self) -> None:
         """Free what is kept of the run: batches, gradients of outputs, weights."""
@@ -373,7 +352,7 @@ class Monitor:
         self._sites = Sites(plan, self._optimizers, with_headroom=is_float16)
         self._tracer = Tracer(self._model, self._optimizers, plan, self._streams, self._sharded, self._rank)
         self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers, self._every)
-        self._layouts = {
+        layouts = {
             STEP: (
                 *((name, "") for name in SCALARS),
                 *(("stream/rms", each.site) for each, _ in plan.of("stream")),
@@ -383,12 +362,9 @@ class Monitor:
             ),
             SITES: (*self._sites.layout, *self._attention.layout),
         }
-        self.notes.extend((*plan.notes, *self._attention.notes))
-        if self._store is not None:
-            for name, layout in self._layouts.items():
-                self._store.declare(name, layout)
-            self._store.note("notes", self.notes)
-            self._store.note("facts", self._facts)
+        self._journal.declare(layouts)
+        self._journal.remark(*plan.notes, *self._attention.notes)
+        self._journal.note("facts", self._facts)
 
     @_guarded
     def _forward_ends(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -471,7 +447,7 @@ class Monitor:
 
     def _note_wrong(self, event: Event) -> None:
         """Enter the first wrong value of a step."""
-        self._events.append(event)
+        self._journal.enter(event)
 
     def _look_after_update(self, taken: Taken) -> None:
         """Look at some of the weights and states, and measure the update where it is due."""
@@ -493,7 +469,7 @@ class Monitor:
         if self._rescuer is not None:
             self._rescuer.take_part()
             done = self._rescuer.take_events()
-        self._events += done
+        self._journal.enter(*done)
         new = self._end_step(loss) or []
         if self._rescuer is not None:
             self._rescuer.end_step(loss)
@@ -504,7 +480,7 @@ class Monitor:
     def _flush_rescue(self) -> None:
         """Store what a rescue does after the monitor's end, which it outlives."""
         try:
-            self._flush()
+            self._journal.flush()
         except Exception as error:
             LOG.warning("an event of the rescue could not be stored: %s", error)
 
@@ -518,7 +494,7 @@ class Monitor:
         if self._plan is None:
             if not self._is_tested:
                 self._is_tested = True
-                self.notes.append(
+                self._journal.remark(
                     "no forward of the model was seen before the first step: nothing is watched"
                     if self._state == "entered"
                     else "the Monitor was not entered: write `with Monitor(…) as monitor:` around the loop"
@@ -570,20 +546,10 @@ class Monitor:
         rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
         if taken.measured is not None:
             rows.append(Row(taken.step, self._rank, taken.time, SITES, taken.measured))
-        new: list[Finding] = []
-        for row in rows:
-            new += self._judges.feed(row.step, self._layouts[row.layout], row.values)
+        new = self._journal.judge(rows)
         for event in self._tracer.at_alarms(taken, new):
             self._note_wrong(event)
-        raised = [Raised(taken.step, self._rank, taken.time, finding) for finding in new]
-        self.alarms += raised
-        self._rows += rows
-        self._unstored += 1
-        if self._unstored >= self._every or raised or self._events:
-            self._flush(raised)
-            new += self._compared()
-        figures = [(self._layouts[row.layout], row.values) for row in rows]
-        self._trackers.log(taken.step, figures, with_sites=self._is_due(taken.step))
+        new += self._journal.keep(rows, new, with_sites=self._is_due(taken.step))
         for finding in new:
             self._say(finding, taken.step)
         return new
@@ -611,8 +577,8 @@ class Monitor:
             return []
         event, found = self._looker.look(self._step, ASKED, look, self._plan.anatomy, self._facts["dtype"])
         self._clock += event.data["seconds"]
-        self._events.append(event)
-        self._flush()
+        self._journal.enter(event)
+        self._journal.flush()
         return found
 
     def _look_if_due(self, alarms: Sequence[Finding], now: Taken) -> None:
@@ -622,8 +588,8 @@ class Monitor:
         done = self._looker.at_end(self._step, alarms, self._plan.anatomy, dtype, cotangents)
         if done is not None:
             self._clock += done[0].data["seconds"]
-            self._events.append(done[0])
-            self._flush()
+            self._journal.enter(done[0])
+            self._journal.flush()
 
     def _find_entropy(self, taken: Taken) -> None:
         """Estimate the entropy of the targets, if a cross-entropy of a whole step is seen."""
@@ -634,10 +600,10 @@ class Monitor:
         found = self._entropy.see(cotangents, named_arguments(self._model, last.args, last.kwargs))
         if found is not None:
             self._facts["entropy"] = found
-        if self._entropy.is_over and self._store is not None:
-            self._store.note("entropy", found)
-            self._store.note("entropy-unknown", self._entropy.reason)
-            self._store.note("facts", self._facts)
+        if self._entropy.is_over:
+            self._journal.note("entropy", found)
+            self._journal.note("entropy-unknown", self._entropy.reason)
+            self._journal.note("facts", self._facts)
 
     def _test_itself(self) -> None:
         """After the first step with all figures, note the hooks that did not fire, and what that loses."""
@@ -648,16 +614,14 @@ class Monitor:
         seen = np.array([column in columns for column in wanted], dtype=bool)
         if not seen.all():
             lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
-            self.notes.append(f"{lost} (compiled code runs none): the streams there are not watched")
+            self._journal.remark(f"{lost} (compiled code runs none): the streams there are not watched")
         if self._attention.unseen:
             lost = ", ".join(self._attention.unseen)
-            self.notes.append(f"the attention figures of these branches cannot be measured: {lost}")
+            self._journal.remark(f"the attention figures of these branches cannot be measured: {lost}")
         if not self._is_updated:
-            self.notes.append(
+            self._journal.remark(
                 "no optimizer stepped before the first call of step(): gradients and updates are not watched"
             )
-        if self._store is not None:
-            self._store.note("notes", self.notes)
 
     def _find_unwatched(self) -> None:
         """Note weights that train by now and did not at the first forward, as unfrozen ones or a new head."""
@@ -669,12 +633,10 @@ class Monitor:
             return
         self._has_unwatched = True
         first, *rest = [name for name, each in named_parameters(self._model) if id(each) in new]
-        self.notes.append(
+        self._journal.remark(
             "weights that train since a later step than the first one are not watched: "
             + (f"{first} and {len(rest)} more" if rest else first)
         )
-        if self._store is not None:
-            self._store.note("notes", self.notes)
 
     def _values(self, taken: Taken, loss: float) -> Floats:
         """Values of the layout `STEP`."""
@@ -699,27 +661,6 @@ class Monitor:
 
     def _say_rescue(self, step: int, sentence: str, is_grave: bool) -> None:
         LOG.log(logging.WARNING if is_grave else logging.INFO, "step %d: %s", step, sentence)
-
-    def _flush(self, raised: Sequence[Raised] = ()) -> None:
-        """Write what is not stored yet."""
-        if self._store is not None:
-            self._store.add(self._rows, raised, self._events)
-        self._rows, self._events, self._unstored = [], [], 0
-
-    def _compared(self) -> list[Finding]:
-        """Alarms on differences of the ranks, by what they have stored; on rank 0, stored at once."""
-        if self._together is None or self._store is None:
-            return []
-        raised = self._together.compared()
-        said, self._together.sentences = self._together.sentences, []
-        now = time.time()
-        events = [Event(self._step, self._rank, now, RANKS, {"sentence": sentence}) for sentence in said]
-        if raised or events:
-            self.alarms += raised
-            self.notes += said
-            self._store.add((), raised, events)
-            self._store.note("notes", self.notes)
-        return [each.finding for each in raised]
 
 
 def _optimizers(model: object, given: object) -> list[Optimizer]:

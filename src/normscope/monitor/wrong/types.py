@@ -109,7 +109,7 @@ class WrongValue:
 
     @property
     def is_of_scale(self) -> bool:
-        """Whether it is an overflow of half precision in the backward, which a smaller loss scale avoids."""
+        """True for an overflow of half precision in the backward, which a smaller loss scale avoids."""
         is_gradient = self.phase == "loss" and not self.op
         return self.kind == "infinity" and (
             is_gradient or (self.phase == "backward" and self.cause == "overflow of float16")
