@@ -62,11 +62,6 @@ def alarm(step: int, code: str = "NS804", severity: Severity = Severity.WARNING,
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run.db"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[RunStore]:
     with RunStore(path) as store:
         store.note("model", "GPT")

@@ -51,11 +51,6 @@ def alarm(step: int, rank: int = 0, message: str = "The loss rose.") -> Raised:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run.db"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[RunStore]:
     """A run of 200 steps, whose loss is NaN at step 150; that of block 7 and later is infinite then."""
     with RunStore(path) as store:

@@ -46,11 +46,6 @@ def alarm(step: int, rank: int = 0) -> Raised:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run.db"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[RunStore]:
     with RunStore(path) as store:
         store.declare("step", STEP)

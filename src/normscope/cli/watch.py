@@ -227,10 +227,10 @@ def _serve(context: typer.Context, watcher: "Watcher") -> NoReturn:
 
 def _print(watcher: "Watcher") -> None:
     from normscope.cli.watch_view import picture
-    from normscope.report.console import show
+    from normscope.report.console import is_ascii, show
 
     scene = watcher.look()
-    show(lambda width: picture(scene, width, ascii_only=_is_ascii()))
+    show(lambda width: picture(scene, width, ascii_only=is_ascii()))
 
 
 def _follow(watcher: "Watcher", interval: float) -> None:
@@ -239,18 +239,14 @@ def _follow(watcher: "Watcher", interval: float) -> None:
     from rich.live import Live
 
     from normscope.cli.watch_view import picture
+    from normscope.report.console import is_ascii
 
-    console, is_ascii = Console(highlight=False), _is_ascii()  # Live puts another stream in stdout's place
+    console, ascii_only = Console(highlight=False), is_ascii()  # Live puts another stream in stdout's place
     with Live(console=console, auto_refresh=False) as live:
         while True:
             scene = watcher.look()
-            parts = picture(scene, console.width, console.height - 1, ascii_only=is_ascii)
+            parts = picture(scene, console.width, console.height - 1, ascii_only=ascii_only)
             live.update(Group(*parts), refresh=True)
             if scene.is_over:
                 return
             time.sleep(interval)
-
-
-def _is_ascii() -> bool:
-    """True if stdout's encoding lacks the block characters of the picture."""
-    return not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from normscope.cli.map_progress import duration
 from normscope.monitor.scene import COLOURS
-from normscope.report.console import as_text
+from normscope.report.console import as_text, indented
 from normscope.report.sites import shorten
 from normscope.rules import figure
 
@@ -76,7 +75,7 @@ def _above(scene: "Scene", width: int, levels: str) -> Iterator[RenderableType]:
     if scene.against is not None:
         yield Text("")
         yield Text.assemble((f"against {scene.against.path.name}", "bold cyan"))
-        yield _indented(Text(scene.against.parting.sentence))
+        yield indented(Text(scene.against.parting.sentence), 2)
     if scene.loss is not None:
         yield Text("")
         yield from spark(scene.loss, width, levels)
@@ -163,7 +162,7 @@ def _wrong(event: "Event", several: bool, is_of_earlier: bool) -> Iterator[Rende
     where = _where(event.step, [event.rank] if several else [])
     more = _OF_EARLIER if is_of_earlier else ""
     yield Text.assemble((f"first wrong value  {where}", "bold red"), (more, "dim"))
-    yield _indented(Text(_sentence(event)))
+    yield indented(Text(_sentence(event)), 2)
 
 
 def spark(loss: "Grid", width: int, levels: str, name: str = "loss") -> Iterator[Text]:
@@ -260,14 +259,15 @@ def _alarms(scene: "Scene", most: int) -> Iterator[RenderableType]:
 def _alarm(alarms: "list[Raised]", several: bool, is_of_earlier: bool) -> RenderableType:
     finding = alarms[0].finding
     severity = str(finding.severity)
-    return _indented(
+    return indented(
         Text.assemble(
             _where(alarms[0].step, [alarm.rank for alarm in alarms] if several else []) + "  ",
             (severity, _SEVERITIES[severity]),
             (f"  {finding.code} {finding.name}  ", "bold"),
             finding.message,
             (_OF_EARLIER if is_of_earlier else "", "dim"),
-        )
+        ),
+        2,
     )
 
 
@@ -282,10 +282,6 @@ def _where(step: int, ranks: list[int]) -> str:
         return f"step {step}"
     listed = ", ".join(map(str, unique[:_MOST_RANKS])) + (", ..." if len(unique) > _MOST_RANKS else "")
     return f"step {step}, rank{'s' if len(unique) > 1 else ''} {listed}"
-
-
-def _indented(text: Text) -> RenderableType:
-    return Padding(text, (0, 0, 0, 2), expand=False)
 
 
 def _sentence(event: "Event") -> str:

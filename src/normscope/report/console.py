@@ -7,11 +7,27 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 NOTHING = "–"
 """A figure that was not measured."""
+MARGIN = 8
+"""Columns of the margin that holds labels and severities."""
+COLOURS = {
+    "will fail": "bold red",
+    "failed": "bold red",
+    "at risk": "bold yellow",
+    "no trial": "bold cyan",
+    "undecided": "bold cyan",
+    "interrupted": "bold cyan",
+    "healthy": "bold green",
+    "error": "bold red",
+    "warning": "bold yellow",
+    "note": "bold cyan",
+}
+"""Style of each verdict and severity."""
 
 
 def show(parts: Callable[[int], Iterable[RenderableType]], console: Console | None = None) -> None:
@@ -33,6 +49,25 @@ def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str
 def _print(parts: Callable[[int], Iterable[RenderableType]], console: Console) -> None:
     for part in parts(console.width):
         console.print(part)
+
+
+def indented(text: Text, columns: int = MARGIN) -> RenderableType:
+    """Text that wraps right of the margin."""
+    return Padding(text, (0, 0, 0, columns), expand=False)
+
+
+def labelled(label: str, words: str) -> RenderableType:
+    """A dim label in the margin and words that wrap beside it."""
+    grid = Table.grid(padding=0)
+    grid.add_column(width=MARGIN)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, style="dim"), Text(words))
+    return grid
+
+
+def is_ascii() -> bool:
+    """True if stdout's encoding lacks the characters that pictures are made of."""
+    return not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def room_beside(rows: Iterable[Sequence[str]], width: int, gap: int) -> int:

@@ -8,13 +8,22 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Block, Stack
 from normscope.probes import Measurements
-from normscope.report.console import NOTHING, as_text, figure_table, room_beside, show
+from normscope.report.console import (
+    COLOURS,
+    MARGIN,
+    NOTHING,
+    as_text,
+    figure_table,
+    indented,
+    labelled,
+    room_beside,
+    show,
+)
 from normscope.report.report import Report
 from normscope.report.rescue import ladder_table, ladder_words, remedies_table, remedies_words
 from normscope.report.sites import compress, shorten
@@ -28,17 +37,6 @@ from normscope.report.words import (
 from normscope.rules import Finding, figure
 from normscope.train import recipe_in_words
 
-_COLOURS = {
-    "will fail": "bold red",
-    "at risk": "bold yellow",
-    "no trial": "bold cyan",
-    "healthy": "bold green",
-    "interrupted": "bold cyan",
-    "error": "bold red",
-    "warning": "bold yellow",
-    "note": "bold cyan",
-}
-_INDENT = 8
 MOST_ROWS = 16
 """Blocks of a stack that are shown in full; of a deeper one the first and the last few."""
 _ENDS = 6
@@ -71,13 +69,13 @@ def print_markdown(text: str) -> None:
 
 
 def _parts(report: Report, width: int) -> Iterator[RenderableType]:
-    yield Text.assemble((report.verdict, _COLOURS[report.verdict]), "  ", (report.model, "bold"))
+    yield Text.assemble((report.verdict, COLOURS[report.verdict]), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
-        yield _labelled("but", "no trial decided; the verdict rests on measurements before the first step")
-    yield _labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
-    yield _labelled("input", report.input)
+        yield labelled("but", "no trial decided; the verdict rests on measurements before the first step")
+    yield labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
+    yield labelled("input", report.input)
     if report.recipe is not None:
-        yield _labelled("recipe", recipe_in_words(report.recipe))
+        yield labelled("recipe", recipe_in_words(report.recipe))
     for finding in report.findings:
         yield Text("")
         yield from _finding(finding, width)
@@ -88,16 +86,16 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield Text("")
     for stack in report.anatomy.stacks:
         if words := gains_in_words(stack.name, report.measurements):
-            yield _labelled("gains", f"{stack.name}: {words}" if len(report.anatomy.stacks) > 1 else words)
+            yield labelled("gains", f"{stack.name}: {words}" if len(report.anatomy.stacks) > 1 else words)
     if report.forecast is not None:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"
-        yield _labelled("trial", forecast_in_words(report.forecast) + reason)
+        yield labelled("trial", forecast_in_words(report.forecast) + reason)
     for note in report.notes:
-        yield _labelled("note", note)
-    yield _labelled("cost", cost_in_words(report.cost))
+        yield labelled("note", note)
+    yield labelled("cost", cost_in_words(report.cost))
     if report.budget:
-        yield _labelled("budget", budget_in_words(report.budget))
+        yield labelled("budget", budget_in_words(report.budget))
 
 
 def _tried(report: Report) -> Iterator[RenderableType]:
@@ -105,13 +103,13 @@ def _tried(report: Report) -> Iterator[RenderableType]:
     if report.remedies is not None:
         yield Text("")
         for label, words in remedies_words(report.remedies):
-            yield _labelled(label, words)
+            yield labelled(label, words)
         if any(attempt.forecast is not None for attempt in report.remedies.attempts):
             yield Text("")
             yield remedies_table(report.remedies)
     if report.ladder is not None:
         yield Text("")
-        yield _labelled("rates", ladder_words(report.ladder))
+        yield labelled("rates", ladder_words(report.ladder))
         if report.ladder.rungs:
             yield Text("")
             yield ladder_table(report.ladder)
@@ -120,17 +118,17 @@ def _tried(report: Report) -> Iterator[RenderableType]:
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
     severity = str(finding.severity)
     head = Text.assemble(
-        (f"{severity:<{_INDENT}}", _COLOURS[severity]), (f"{finding.code} {finding.name}", "bold")
+        (f"{severity:<{MARGIN}}", COLOURS[severity]), (f"{finding.code} {finding.name}", "bold")
     )
     sites = Text(compress(finding.sites), style="dim")
     if len(head) + 2 + len(sites) <= width:
         yield Text.assemble(head, "  ", sites) if sites else head
     else:
         yield head
-        yield _indented(sites)
-    yield _indented(Text(finding.message))
+        yield indented(sites)
+    yield indented(Text(finding.message))
     if finding.remedy:
-        yield _indented(Text(f"→ {finding.remedy}", style="italic"))
+        yield indented(Text(f"→ {finding.remedy}", style="italic"))
 
 
 def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
@@ -178,16 +176,3 @@ def folded(blocks: Sequence[Block]) -> Iterator[Block | int]:
 
 def _cell(value: float | None, digits: int) -> str:
     return NOTHING if value is None else figure(value, digits)
-
-
-def _indented(text: Text) -> RenderableType:
-    return Padding(text, (0, 0, 0, _INDENT), expand=False)
-
-
-def _labelled(label: str, words: str) -> RenderableType:
-    """A dim label in the margin and words that wrap beside it."""
-    grid = Table.grid(padding=0)
-    grid.add_column(width=_INDENT)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style="dim"), Text(words))
-    return grid
