@@ -127,7 +127,9 @@ class _Gradient(torch.autograd.Function):
         return written(gradient, *ctx.given), None, None
 
 
-class _WrongBackward(torch.autograd.Function):
+class WrongBackward(torch.autograd.Function):
+    """Identity whose gradient is 0/0."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 1.0
@@ -246,7 +248,7 @@ def _gradient(draw: _Draw) -> Fault | None:
 
 def _backward(draw: _Draw) -> Fault | None:
     path = draw.random.choice([p for p in draw.places.returned if p in draw.places.reached])
-    draw.hook(path, _WrongBackward.apply)
+    draw.hook(path, WrongBackward.apply)
     return Fault("backward", path, "NaN", (path,), "backward")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normscope
+from benchmarks.faults import WrongBackward
 from normscope.monitor import Event, RunReader, forwards
 from normscope.monitor.plan import plan_of
 from normscope.monitor.streams import Part, Streams
@@ -39,16 +40,6 @@ class Chain(nn.Module):
 
     def middle(self, x: Tensor, is_bad: bool) -> Tensor:
         return self.bad(x) if is_bad else x
-
-
-class WrongBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * math.nan
 
 
 def a_logarithm(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.faults import WrongBackward
 from normscope.monitor.wrong_value import Replay
 from normscope.nn import build
 from normscope.recording.tape import tensors_of
@@ -331,16 +332,6 @@ def constant(step: Step, path: str) -> None:
         return (args[0] * kept, *args[1:])
 
     module.register_forward_pre_hook(flat)
-
-
-class WrongBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient / (gradient - gradient)
 
 
 def wrong_backward(step: Step, path: str) -> None:
