@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import normscope
 from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, row
-from normscope.monitor import Monitor
+from normscope.monitor import Monitor, Rescue
 
 DEPTH, WIDTH, BATCH, TOKENS, IDS = 12, 256, 8, 128, 256
-PAIRS, WARM = 60, 10
+PAIRS, WARM, LOOKS = 60, 10, 5
 TARGET = 1.02
 
 Seen = Callable[[Tensor], object]
@@ -77,6 +77,14 @@ def ours(loop: Loop) -> Iterator[Calls]:
 
 
 @contextmanager
+def with_rescue(loop: Loop) -> Iterator[Calls]:
+    """The same with a rescue, which has nothing to do here."""
+    with Monitor(loop.model, loop.optimizer, rescue=Rescue()) as monitor:
+        yield Calls(at_end=monitor.step)
+    assert monitor.failure is None, monitor.failure
+
+
+@contextmanager
 def anomaly(loop: Loop) -> Iterator[Calls]:
     """PyTorch's anomaly mode."""
     step = loop.step
@@ -127,6 +135,7 @@ def torchmortem(loop: Loop) -> Iterator[Calls]:
 
 VARIANTS: dict[str, Any] = {
     "normscope.Monitor": ours,
+    "normscope.Monitor with Rescue()": with_rescue,
     "anomaly mode": anomaly,
     "histograms by hooks": histograms,
     "trainscope 1.8.1": trainscope,
@@ -149,8 +158,31 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def bench_monitor() -> list[Row]:
-    """A row for each monitor."""
-    return [_row(name) for name in VARIANTS]
+    """A row for each monitor, and those of a look."""
+    return [*(_row(name) for name in VARIANTS), *(_row_of_look(jacobian) for jacobian in (False, True))]
+
+
+def measured_look(jacobian: bool) -> dict[str, Any]:
+    """Seconds of steps under a monitor, and of looks between them."""
+    loop, steps, looks = Loop(), [], []
+    with Monitor(loop.model, loop.optimizer) as monitor:
+        for number in range(WARM + 3 * LOOKS):
+            steps.append(loop.step(Calls(at_end=monitor.step)))
+            if number >= WARM and number % 3 == 0:
+                begin = time.perf_counter()
+                monitor.look(jacobian=jacobian)
+                looks.append(time.perf_counter() - begin)
+    assert monitor.failure is None, monitor.failure
+    return {"steps": steps[WARM:], "looks": looks, **circumstances()}
+
+
+def _row_of_look(jacobian: bool) -> Row:
+    found = in_fresh_process(measured_look, jacobian)
+    ratio = statistics.median(found["looks"]) / statistics.median(found["steps"])
+    how = f"median of {len(found['looks'])} looks, {median_ms(found['looks'])} against "
+    how += f"{median_ms(found['steps'])} a step; {found['threads']} threads, {found['allocator']}"
+    name = "monitor.look(jacobian=True)" if jacobian else "monitor.look()"
+    return row(f"{name}, in training steps", f"{ratio:.1f}", "–", how)
 
 
 def _row(name: str) -> Row:

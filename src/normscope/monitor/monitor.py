@@ -558,7 +558,7 @@ class Monitor:
         """Run the probes and rules of `check` on the model as it is, with the last batch of the run.
 
         Within a step, after its forward or in `on_alarm`, the look waits for the end of the step, and the
-        result is empty; the store has its findings. It takes the time of 5 to 10 steps; an error is logged,
+        result is empty; the store has its findings. It takes the time of several steps; an error is logged,
         and ends nothing.
 
         Args:
