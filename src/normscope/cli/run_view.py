@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from normscope.cli.watch_view import BLOCKS, PLAIN, spark
-from normscope.monitor.after.report import RunReport, sentence_of
+from normscope.monitor.after.report import RunReport
 from normscope.monitor.after.words import (
     Family,
     event_line,
@@ -42,7 +42,7 @@ def _parts(report: RunReport, width: int, levels: str) -> Iterator[RenderableTyp
     if scene.wrong is not None:
         yield Text("")
         yield Text.assemble(("first wrong value  ", "bold red"), event_line(scene.wrong, several))
-        yield indented(Text(sentence_of(scene.wrong)))
+        yield indented(Text(scene.wrong.sentence))
     for family in families(report.findings):
         yield Text("")
         yield from _family(family)
@@ -50,7 +50,7 @@ def _parts(report: RunReport, width: int, levels: str) -> Iterator[RenderableTyp
         yield Text("")
         yield Text.assemble(("rescues  ", "bold"), str(len(report.rescues)))
         for event in report.rescues[-_MOST_EVENTS:]:
-            yield indented(Text(f"{event_line(event, several)}  {sentence_of(event)}"))
+            yield indented(Text(f"{event_line(event, several)}  {event.sentence}"))
     if report.looks:
         yield Text("")
         yield Text.assemble(("looks  ", "bold"), looks_line(report))
@@ -60,7 +60,7 @@ def _parts(report: RunReport, width: int, levels: str) -> Iterator[RenderableTyp
     for label, words in figure_lines(report):
         yield labelled(label, words)
     for event in report.events[-_MOST_EVENTS:]:
-        yield labelled("event", f"{event_line(event, several)}  {event.kind}  {sentence_of(event)}")
+        yield labelled("event", f"{event_line(event, several)}  {event.kind}  {event.sentence}")
     for note in report.notes:
         yield labelled("note", note)
     if scene.loss is not None:

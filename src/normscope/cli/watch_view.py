@@ -102,7 +102,7 @@ def _below(scene: "Scene", most: int) -> Iterator[RenderableType]:
     yield from _alarms(scene, most)
     for event in scene.events[-_MOST_EVENTS:]:
         where = _where(event.step, [event.rank] if len(scene.ranks) > 1 else [])
-        yield Text(f"{where}  {event.kind}  {_sentence(event)}", style="dim")
+        yield Text(f"{where}  {event.kind}  {event.sentence}", style="dim")
 
 
 def _head(scene: "Scene") -> Text:
@@ -162,7 +162,7 @@ def _wrong(event: "Event", several: bool, is_of_earlier: bool) -> Iterator[Rende
     where = _where(event.step, [event.rank] if several else [])
     more = _OF_EARLIER if is_of_earlier else ""
     yield Text.assemble((f"first wrong value  {where}", "bold red"), (more, "dim"))
-    yield indented(Text(_sentence(event)), 2)
+    yield indented(Text(event.sentence), 2)
 
 
 def spark(loss: "Grid", width: int, levels: str, name: str = "loss") -> Iterator[Text]:
@@ -282,14 +282,6 @@ def _where(step: int, ranks: list[int]) -> str:
         return f"step {step}"
     listed = ", ".join(map(str, unique[:_MOST_RANKS])) + (", ..." if len(unique) > _MOST_RANKS else "")
     return f"step {step}, rank{'s' if len(unique) > 1 else ''} {listed}"
-
-
-def _sentence(event: "Event") -> str:
-    """The event's own sentence, or its data."""
-    said = event.data.get("sentence")
-    if isinstance(said, str):
-        return said
-    return ", ".join(f"{name}: {value}" for name, value in event.data.items())
 
 
 def _figure(value: Any) -> str:

@@ -90,3 +90,11 @@ class Event:
     kind: str
     data: Mapping[str, Any]
     attempt: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """The event's own sentence, or its data."""
+        said = self.data.get("sentence")
+        if isinstance(said, str):
+            return said
+        return ", ".join(f"{name}: {value}" for name, value in self.data.items())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.monitor.after.report import RunReport, sentence_of
+from normscope.monitor.after.report import RunReport
 from normscope.monitor.after.words import Family, event_line, families, figure_lines, look_lines, state_line
 from normscope.report.markdown import block, code, text
 from normscope.report.sites import compress
@@ -28,7 +28,7 @@ def _lines(report: RunReport, command: str | None) -> Iterator[str]:
     yield ""
     if scene.wrong is not None:
         place = event_line(scene.wrong, several)
-        yield f"- **first wrong value** at {place}: {text(sentence_of(scene.wrong))}"
+        yield f"- **first wrong value** at {place}: {text(scene.wrong.sentence)}"
     found = families(report.findings)
     if not found:
         yield "No findings."
@@ -37,7 +37,7 @@ def _lines(report: RunReport, command: str | None) -> Iterator[str]:
     if len(found) > MOST_FINDINGS:
         yield f"- and {len(found) - MOST_FINDINGS} more"
     for event in report.rescues[-MOST_EVENTS:]:
-        yield f"- **rescue** at {event_line(event, several)}: {text(sentence_of(event))}"
+        yield f"- **rescue** at {event_line(event, several)}: {text(event.sentence)}"
     for label, words in list(look_lines(report))[-MOST_EVENTS:]:
         yield f"- **look** {label}: {text(words)}"
     yield ""

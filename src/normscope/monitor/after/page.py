@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from normscope.monitor.after.report import RunReport, sentence_of
+from normscope.monitor.after.report import RunReport
 from normscope.monitor.after.words import event_line, families, figure_lines, look_lines, state_line
 from normscope.report.figures.charts import Curve, Picture, about_marks, chart, is_log
 from normscope.report.figures.scales import figure
@@ -37,14 +37,12 @@ def render_page(report: RunReport, command: str | None = None) -> str:
             lead=sentence(lead(report)),
             state=sentence(state_line(report)),
             loss=loss_chart(report),
-            wrong=None
-            if scene.wrong is None
-            else (event_line(scene.wrong, several), sentence_of(scene.wrong)),
+            wrong=None if scene.wrong is None else (event_line(scene.wrong, several), scene.wrong.sentence),
             families=families(report.findings),
             compress=compress,
             looks=list(look_lines(report)),
-            rescues=[(event_line(each, several), sentence_of(each)) for each in report.rescues],
-            events=[(event_line(each, several), each.kind, sentence_of(each)) for each in report.events],
+            rescues=[(event_line(each, several), each.sentence) for each in report.rescues],
+            events=[(event_line(each, several), each.kind, each.sentence) for each in report.events],
             figures=list(figure_lines(report)),
             rerun=command or "",
         )
@@ -56,7 +54,7 @@ def lead(report: RunReport) -> str:
     """The sentence that matters most: the first wrong value, the worst finding, or why the verdict is so."""
     worst = report.findings[0].finding if report.findings else None
     if report.verdict == "failed" and report.scene.wrong is not None:
-        return sentence_of(report.scene.wrong)
+        return report.scene.wrong.sentence
     is_reason = worst is not None and report.why.startswith(worst.code)
     return worst.message if worst is not None and is_reason else report.why
 

@@ -157,14 +157,6 @@ def is_interrupted(scene: Scene) -> bool:
     return scene.state == "failed" and scene.reason.startswith(_CTRL_C)
 
 
-def sentence_of(event: Event) -> str:
-    """The event's own sentence, or its data."""
-    said = event.data.get("sentence")
-    if isinstance(said, str):
-        return said
-    return ", ".join(f"{name}: {value}" for name, value in event.data.items())
-
-
 def check_run(
     path: str | Path, *, select: str | Iterable[str] = (), ignore: str | Iterable[str] = ()
 ) -> RunReport:
@@ -248,7 +240,7 @@ def _open(scene: Scene, figures: Figures) -> Iterator[str]:
     failed = next((event for event in scene.events if event.kind == MONITOR_FAILED), None)
     if failed is not None:
         yield f"the monitor stopped at step {failed.step}: {failed.data.get('error')}"
-    yield from (sentence_of(event) for event in scene.events if event.kind == RANKS)
+    yield from (event.sentence for event in scene.events if event.kind == RANKS)
     if not figures.num_steps:
         yield "no step was stored"
     elif figures.num_steps < LEAST_STEPS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from normscope.monitor.after.findings import AFTER, DONE_AGAIN, RESCUED, RunFinding
-from normscope.monitor.after.report import RunReport, is_interrupted, sentence_of
+from normscope.monitor.after.report import RunReport, is_interrupted
 from normscope.monitor.row import Event
 from normscope.report.sites import compress
 from normscope.rules import figure
@@ -118,7 +118,7 @@ def look_lines(report: RunReport) -> Iterator[tuple[str, str]]:
     """Step and result of each look that differs from the one before; the findings of the last one in full."""
     looks = report.looks
     for event in _looks_that_differ(report):
-        said = f"{sentence_of(event)} ({event.data.get('why')})"
+        said = f"{event.sentence} ({event.data.get('why')})"
         yield event_line(event, len(report.scene.ranks) > 1), said
     for finding in looks[-1].data.get("findings", ()) if looks else ():
         sites = compress(finding["sites"])
@@ -130,7 +130,7 @@ def _looks_that_differ(report: RunReport) -> list[Event]:
     """The looks whose findings differ from those of the one before, and the last one."""
     found, before = [], ""
     for event in report.looks:
-        said = sentence_of(event)
+        said = event.sentence
         names = said.partition(", ")[2] or said
         if names != before or event is report.looks[-1]:
             found.append(event)
