@@ -24,7 +24,7 @@ def checked(*words: str, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess[str
     return subprocess.run(
         command,
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},  # one write for each line
         capture_output=True,
         text=True,
         check=False,

@@ -394,6 +394,7 @@ def run(name: str, rank: int, size: int, folder: str, *more: str) -> None:
     """One process of a run."""
     scenario: Any = globals()[name]
     join(rank, size, Path(folder))
+    dist.barrier()  # a process that ended while another one still connects would make that one fail
     scenario(rank, size, Path(folder), *more)
 
 

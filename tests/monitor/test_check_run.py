@@ -273,10 +273,10 @@ def test_a_run_judged_again_has_the_alarms_of_its_monitor(path: Path) -> None:
     quiet: list[Finding] = []
     stops = contextlib.suppress(SystemExit)
     with stops, Monitor(model, optimizer, store=path, on_alarm=quiet.append) as monitor:
-        for step in range(120):
+        for step in range(170):
             ids = torch.randint(0, 16, (32,))
-            loss = nn.functional.cross_entropy(model(ids), ids) * (50.0 if step in (60, 61, 90) else 1.0)
-            if step == 110:
+            loss = nn.functional.cross_entropy(model(ids), ids) * (50.0 if step in (110, 111, 140) else 1.0)
+            if step == 160:
                 loss = loss * math.nan
             loss.backward()
             optimizer.step()

@@ -36,4 +36,5 @@ def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: boo
 
 
 def _say(words: str) -> None:
-    print(f"normscope: {words}", file=sys.stderr, flush=True)
+    # The script prints to the same file: a line in two writes, as with PYTHONUNBUFFERED, would be cut in two.
+    print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)

@@ -21,22 +21,24 @@ GRADIENT_SIGMAS = 10.0
 3,000 values and 10 once in 17,000."""
 GRADIENT_RATIO = 4.0
 """Smallest ratio of a gradient to its median that counts."""
+GRADIENT_LEAST = 100
+"""Values from which a gradient is judged: before, a warm-up goes on, attention awakes and branches open
+(ReZero's gradients grow 280-fold within 40 steps, and it trains well). A jump that does harm there is found
+in the loss and the updates."""
 RECENT = 10
 """Values whose median is the level of a gradient, which falls while a run memorises and grows while its
 attention awakes."""
 ALONE = 10.0
 """Ratio from which one value suffices: Megatron-LM calls ten times the largest gradient so far unexpected."""
-GRAVE = 100.0
-"""Ratio from which one gradient is a warning; a smaller one that does not return is a note: such jumps come
-in runs that go on well."""
 TWICE_IN = 5
 """Values within which a smaller one must return: one odd batch is gone in the next step, an instability is
-not."""
+not. So a gradient that jumps once is a note, however far: NormFormer trains well past one of 356 times its
+median."""
 UPDATE_RATIO = 2.0
 """Smallest ratio of an update to its median at the same learning rate; Adam with β = (0.9, 0.999) gives 3.2
 after one gradient that is much larger than all before it."""
 _WINDOW = f"""the median of the last {SIZE} values without spikes, from {LEAST} on"""
-_RECENT = f"""the median of the last {RECENT} values without spikes, from {LEAST + RECENT} on"""
+_RECENT = f"""the median of the last {RECENT} values without spikes, from {GRADIENT_LEAST} on"""
 
 LOSS_SPIKE = alarm(
     "NS804",
@@ -62,8 +64,7 @@ GRADIENT_SPIKE = alarm(
         few steps later.""",
     threshold=f"""Norm above {_RECENT}, by a factor of {GRADIENT_RATIO:g} and by
         {GRADIENT_SIGMAS:g}·1.4826·MAD of the logarithms of the last {SIZE} such ratios, twice in {TWICE_IN}
-        values; or once by a factor of {ALONE:g}, which is a note under {GRAVE:g}. Norms of exactly 0 are left
-        out.""",
+        values; or once by a factor of {ALONE:g}, which is a note. Norms of exactly 0 are left out.""",
     source="""OLMo 2, arXiv:2501.00656 (gradient spikes often precede those of the loss); Zhang et al. 2020,
         arXiv:1912.03194 (heavy tails); our own quantiles of a Student-t.""",
     remedy="""Clip the gradient norm; look at the sites that jumped first, and at the batch. In half precision
@@ -91,9 +92,9 @@ class Kind:
         quantities: names of the columns.
         least: smallest ratio to the median that counts.
         alone: ratio from which one spike is an alarm; two in `TWICE_IN` values below it.
-        grave: ratio from which one spike is a warning, below it a note.
+        is_grave_alone: whether one spike is a warning, else a note.
         per_rate: values are divided by the learning rate.
-        recent: as in `Window`.
+        recent, first: `recent` and `least` of its `Window`.
     """
 
     record: Record
@@ -101,15 +102,25 @@ class Kind:
     sigmas: float
     least: float
     alone: float = 0.0
-    grave: float = 0.0
+    is_grave_alone: bool = True
     per_rate: bool = False
     recent: int = 0
+    first: int = LEAST
 
 
 _GRADIENTS = frozenset({"gradient/norm", "gradient/block", "gradient/kind"})
 KINDS = (
     Kind(LOSS_SPIKE, frozenset({"loss"}), SIGMAS, 1 + LOSS_RISE),
-    Kind(GRADIENT_SPIKE, _GRADIENTS, GRADIENT_SIGMAS, GRADIENT_RATIO, ALONE, GRAVE, recent=RECENT),
+    Kind(
+        GRADIENT_SPIKE,
+        _GRADIENTS,
+        GRADIENT_SIGMAS,
+        GRADIENT_RATIO,
+        ALONE,
+        False,
+        recent=RECENT,
+        first=GRADIENT_LEAST,
+    ),
     Kind(
         UPDATE_SPIKE, frozenset({"update/ratio", "update/norm"}), SIGMAS, UPDATE_RATIO, ALONE, per_rate=True
     ),
@@ -127,7 +138,11 @@ class Spikes:
         self.columns = Columns(layout, kind.quantities)
         self._logarithm = True
         self._window = Window(
-            len(self.columns), sigmas=kind.sigmas, effect=math.log(kind.least), recent=kind.recent
+            len(self.columns),
+            sigmas=kind.sigmas,
+            effect=math.log(kind.least),
+            recent=kind.recent,
+            least=kind.first,
         )
         self._since = np.full(len(self.columns), TWICE_IN)
         self._episodes = {Severity.WARNING: Episode(), Severity.NOTE: Episode()}
@@ -152,11 +167,10 @@ class Spikes:
         again = self._since < TWICE_IN
         self._since[spikes] = 0
         rise = values - median
-        grave = spikes & (again | (rise >= math.log(kind.grave))) if kind.grave else spikes
         if kind.alone:
             spikes = spikes & (again | (rise >= math.log(kind.alone)))
-            grave = grave & spikes
-        severity = Severity.WARNING if grave.any() else Severity.NOTE
+        is_grave = kind.is_grave_alone or bool((spikes & again).any())
+        severity = Severity.WARNING if is_grave else Severity.NOTE
         for each, episode in self._episodes.items():
             if (new := episode.update(spikes if each is severity else np.zeros_like(spikes))) is not None:
                 worst = int(np.argmax(np.where(new, rise, -np.inf)))

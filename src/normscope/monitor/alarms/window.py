@@ -33,12 +33,21 @@ class Window:
         effect: smallest excess over the median that counts, in the units of the values.
         relative: smallest excess as a share of |median|.
         recent: number of the last values whose median is the level of a series; 0 for the whole window.
+        least: values that a series needs before it is judged, those of the first level included.
     """
 
     def __init__(
-        self, count: int, *, sigmas: float, effect: float = 0.0, relative: float = 0.0, recent: int = 0
+        self,
+        count: int,
+        *,
+        sigmas: float,
+        effect: float = 0.0,
+        relative: float = 0.0,
+        recent: int = 0,
+        least: int = LEAST,
     ) -> None:
         self._sigmas, self._effect, self._relative = sigmas, effect, relative
+        self._least = least - recent
         self._last: Floats = np.zeros((count, recent))
         self._known: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._held: Floats = np.full((count, SIZE), np.inf)
@@ -96,7 +105,7 @@ class Window:
     def _renew(self) -> None:
         """Median and MAD of the series that have enough values; empty places are infinite and sort last."""
         self._age = 0
-        ready = self._numbers[self._entered >= LEAST]
+        ready = self._numbers[self._entered >= self._least]
         if not len(ready):
             return
         held, full = self._held[ready], np.minimum(self._entered[ready], SIZE)
