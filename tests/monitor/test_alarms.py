@@ -68,6 +68,8 @@ CASES = [
     Row("rescued-apart", {"rescued": at(at(0 * T, slice(50, 54), 1), 151, 1)}),
     Row("rescue-given-up", {"rescued": at(0 * T, 90, 2)}, "NS816", 90),
     Row("loss-spike", {"loss": at(LOSS, 200, 5)}, "NS804", 200),
+    Row("loss-odd-batch", {"loss": at(LOSS, 340, 2.95)}),
+    Row("loss-odd-batches", {"loss": at(at(LOSS, 340, 2.95), 343, 2.95)}, "NS804", 343),
     Row("loss-spike-that-stays", {"loss": at(LOSS, slice(199, None), 7)}, "NS804", 200),
     Row("negative-loss-spike", {"loss": at(LOSS - 100, 300, -60)}, "NS804", 300),
     Row("loss-spike-near-0", {"loss": at(0.01 * np.exp(0.3 * NOISE), 200, 0.2)}, "NS804", 200),
@@ -324,9 +326,9 @@ def test_a_gradient_that_jumps_once_is_a_note(
     )
 
 
-def test_the_growth_of_a_logit_counts_from_50_on() -> None:
-    """A logit that reaches 50 at step 855."""
-    logit = 50 * 2.0 ** ((T[:90] - 84.5) / 15)
+def test_the_growth_of_a_logit_counts_from_100_on() -> None:
+    """A logit that reaches 100 at step 855."""
+    logit = 100 * 2.0 ** ((T[:90] - 84.5) / 15)
     assert [step for step, _ in raised({"attention/max-logit@b": logit}, every=10)] == [860]
 
 

@@ -23,8 +23,8 @@ CERTAIN = 6.0
 """Growth over its standard error."""
 STEADY = 0.5
 """Largest share of the growth that one value may add: a jump to another level is no growth."""
-LOGIT = 50.0
-"""Largest logit from which its growth counts: Gemma 2 caps the logits of attention there."""
+LOGIT = 100.0
+"""Largest logit from which its growth counts: QK-Clip acts from there on."""
 
 SLOW_GROWTH = alarm(
     "NS807",
@@ -42,9 +42,8 @@ SLOW_GROWTH = alarm(
         rounding alone. A branch must be as large as the stream that it is added to: a smaller one that grows
         begins to learn. A largest logit must have reached {LOGIT:g}. A warning; a note for weight norms and
         largest values of a stream.""",
-    source="""Closed form for powers; Gemma 2, arXiv:2408.00118 (a cap of 50 on attention's logits), and Kimi
-        K2, arXiv:2507.20534 (QK-Clip acts from 100 on); Wortsman et al. 2023, arXiv:2309.14322 (logits that
-        grow before a run diverges); the resistant line is Tukey's.""",
+    source="""Closed form for powers; Kimi K2, arXiv:2507.20534 (QK-Clip acts from 100 on); Wortsman et al.
+        2023, arXiv:2309.14322 (logits that grow before a run diverges); the resistant line is Tukey's.""",
     remedy="""Attention logits: QK-norm, a lower learning rate for queries and keys, or QK-Clip. Stream: a
         norm on the branches' outputs, weight decay, a smaller scale of the output projections. Output logits:
         z-loss.""",
