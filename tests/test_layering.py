@@ -22,6 +22,7 @@ ROOMS = [
         "testing",
         "maps",
         "monitor",
+        "compare",
         "claims",
         "demo",
         "cli",

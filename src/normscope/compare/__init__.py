@@ -1,0 +1,1 @@
+"""Compare two models: structure, start, recipe, function and verdict."""

@@ -1,0 +1,181 @@
+"""Types of a comparison: facts of a side, differences, and the result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from torch import Tensor
+
+Level = Literal["model", "stack", "block", "branch"]
+
+
+class Part(StrEnum):
+    """Part of a comparison, in the order in which they are made."""
+
+    STRUCTURE = "structure"
+    START = "start"
+    RECIPE = "recipe"
+    FUNCTION = "function"
+    VERDICT = "verdict"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Model, stack, block or branch of one side, with its facts.
+
+    Attributes:
+        level: what it is.
+        name: path of its module, with its call; for a stack its name, for the model "".
+        facts: fact → value as plain data, see `FACTS` in facts.py. A fact that is absent is unknown (a saved
+            report has few of them) and is never compared; a value of None says that there is none.
+        parts: the places inside: stacks, blocks or branches, in order.
+    """
+
+    level: Level
+    name: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple["Place", ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Places of A and B that belong together; one of them is None where a side lacks it."""
+
+    a: Place | None
+    b: Place | None
+    parts: tuple["Pair", ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference, at one place or at many.
+
+    Attributes:
+        part: the part of the comparison that found it.
+        name: its name, such as "norm-eps"; frozen, see `NAMES` in names.py.
+        sites: (site in A, site in B), None where a side lacks it; "" is the model.
+        a, b: the two values as plain data; None where there is none.
+        message: a sentence, with both values.
+        evidence: further sentences: how it was found, what was tried.
+        confirmed: True where undoing it made the difference vanish, False where it did not, None untried.
+        is_first: whether it is the first place where the functions part.
+    """
+
+    part: Part
+    name: str
+    sites: tuple[tuple[str | None, str | None], ...]
+    a: Any
+    b: Any
+    message: str
+    evidence: tuple[str, ...] = ()
+    confirmed: bool | None = None
+    is_first: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How far a part was compared.
+
+    Attributes:
+        how: "whole", "partly" or "not".
+        why: sentences on what was not compared and for which reason; empty for "whole".
+        said: a sentence on the result, such as "the same function to 3e-12".
+        figures: figures of the part as plain data (largest relative difference, number of mapped weights, …).
+    """
+
+    part: Part
+    how: Literal["whole", "partly", "not"]
+    why: tuple[str, ...] = ()
+    said: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of A as those of B.
+
+    Attributes:
+        values: parameter or buffer of B → A's values in B's layout.
+        made_from: parameter of B → (parameters of A, how, in words: "rows 0–63 of c_attn, transposed").
+        only_a, only_b: parameters without a partner.
+        guessed: parameters of B whose partner was chosen by shape or value alone.
+    """
+
+    values: Mapping[str, Tensor]
+    made_from: Mapping[str, tuple[tuple[str, ...], str]]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of one side's model for one forward, by which a reason is tried, as plain data.
+
+    Attributes:
+        kind: "attribute" (set a module's attribute), "parameter" (replace values), "output" (multiply a
+            module's output), "function" (replace a function of PyTorch inside a module), …; see patches.py.
+        path: module or parameter.
+        value: its argument.
+    """
+
+    kind: str
+    path: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor on the way through a model: the stream at a branch, or a tensor inside of the branch.
+
+    Attributes:
+        key: (stack, block, branch, name): numbers of the places in this side's anatomy, -1 where the tensor
+            lies outside, and "embedding", "entry", "norm 0", "q", "k", "v", "logits", "probabilities",
+            "up", "gate", "down", "o", "output", "sum", "exit", "final norm", "hidden" or "output of the model".
+        site: name of the place, for a person.
+        value: float64; None where it did not run.
+        gradient: of the loss in it, None where none was asked for.
+    """
+
+    key: tuple[int, int, int, str]
+    site: str
+    value: Tensor | None
+    gradient: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The comparison of two models.
+
+    Attributes:
+        a, b: the two as the user wrote them.
+        rows: the aligned structures, from the model down to the branches.
+        parts: how far each part was compared, in order.
+        differences: all differences, part by part, within a part in the order of the forward pass; the first
+            of the function part is where the functions part.
+        weights: how the weights were mapped, None where they were not.
+        notes: further facts that a reader must know.
+        cost: seconds by part.
+        versions: by package.
+    """
+
+    a: str
+    b: str
+    rows: Pair
+    parts: tuple[Compared, ...]
+    differences: tuple[Difference, ...]
+    weights: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    cost: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema: str = "normscope.diff/1"
+
+    def of(self, part: Part) -> tuple[Difference, ...]:
+        """The differences of a part."""
+        return tuple(each for each in self.differences if each.part is part)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether no part found a difference; parts that were not compared say nothing."""
+        return not self.differences
