@@ -132,7 +132,8 @@ class Step:
     Attributes:
         key: (stack, block, branch, name): numbers of the places in this side's anatomy, -1 where the tensor
             lies outside, and "embedding", "entry", "norm 0", "q", "k", "v", "logits", "probabilities",
-            "up", "gate", "down", "o", "output", "sum", "exit", "final norm", "hidden" or "output of the model".
+            "up", "gate", "down", "o", "output", "sum", "exit", "final norm", "hidden" or "output of the
+            model".
         site: name of the place, for a person.
         value: float64; None where it did not run.
         gradient: of the loss in it, None where none was asked for.
