@@ -131,9 +131,12 @@ class Step:
 
     Attributes:
         key: (stack, block, branch, name): numbers of the places in this side's anatomy, -1 where the tensor
-            lies outside, and "embedding", "entry", "norm 0", "q", "k", "v", "logits", "probabilities",
-            "up", "gate", "down", "o", "output", "sum", "exit", "final norm", "hidden" or "output of the
-            model".
+            lies outside. In the order of the forward the names are: "embedding"; in a branch "entry"; for the
+            norm of number i "norm i in" and "norm i"; for an attention "q", "k", "v" (outputs of the
+            projections (B, T, features), fused ones split), "query", "key", "value" (as they are multiplied,
+            (B, H, T, K)), "logits", "probabilities", "mixed" (what the output projection reads), "o"; for a
+            feed-forward "up", "gate", "act" (what `down` reads), "down"; then "output" and "sum"; "exit" of a
+            block; "final norm in", "final norm", "hidden" and "output of the model".
         site: name of the place, for a person.
         value: float64; None where it did not run.
         gradient: of the loss in it, None where none was asked for.
