@@ -1,0 +1,81 @@
+"""Run a model in float64 throughout, also where its own code asks for float32."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_WIDE: dict[torch.dtype, torch.dtype] = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+class _WideOps(TorchDispatchMode):
+    """Replaces the narrow types that an op is asked for, as by `x.float()` in a norm."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_widened(args), **_widened(kwargs or {}))
+
+
+class _WideConstants(TorchFunctionMode):
+    """The same for `torch.tensor(…, dtype=torch.float32)`, which is no op."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor, torch.asarray):
+            args, kwargs = _widened(args), _widened(kwargs)
+        return func(*args, **kwargs)
+
+
+def _widened(arguments: Any) -> Any:
+    return tree_map_only(torch.dtype, lambda dtype: _WIDE.get(dtype, dtype), arguments)
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """All floating-point results are float64: the default type, casts to narrower types, and constants."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _WideConstants(), _WideOps():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor in float64 or complex128; whole numbers and booleans stay."""
+    return tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
+
+
+def widen(model: nn.Module) -> nn.Module:
+    """Change parameters, buffers and plain tensor attributes of a model to float64, in place."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.dtype in _WIDE:
+                vars(module)[name] = wide(value.detach())
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.dtype in _WIDE:
+                parameter.data = wide(parameter.data)
+                parameter.grad = None
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype in _WIDE:
+                module._buffers[name] = wide(buffer)
+    return model
+
+
+def wide_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model in float64; the model stays as it is."""
+    return widen(copy.deepcopy(model))

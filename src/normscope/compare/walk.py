@@ -1,0 +1,372 @@
+"""Walk through a model in float64: one forward, and the tensors on the way as `Step`s.
+
+    twin_of(subject, build)      the model in float64, read once                          (one forward)
+    twin.walk(batch, weights)    the steps of one forward                                 (one forward)
+
+A twin counts its forwards. The subject's own model stays as it is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from normscope.anatomy import Anatomy, Branch, Site, capture, measuring, named_parameters
+from normscope.anatomy.assemble import assemble
+from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.ops import matmul_operands, weight_of
+from normscope.anatomy.projections import parameter_of
+from normscope.anatomy.reading import record_forward
+from normscope.compare.exact import exact, wide, wide_copy, widen
+from normscope.compare.layout import Layout, heads_first, pairs_last, tokens_first
+from normscope.compare.types import Patch, Step
+from normscope.probes.roles import role_masks
+from normscope.subjects.rng import seeded
+from normscope.subjects.subject import Batch, Subject, call_model
+from normscope.subjects.untouched import untouched
+
+Key = tuple[int, int, int, str]
+OUTSIDE = -1
+OUTPUT = "output of the model"
+_STEP = 2.0**-52
+_NOISE_SEED = 20_011
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the walk before it is captured: its key, its name for a person, its site, its layout."""
+
+    key: Key
+    name: str
+    site: Site
+    layout: Layout | None
+    index: int
+
+
+@dataclass
+class Twin:
+    """A subject's model in float64, with its own reading.
+
+    Attributes:
+        subject: whose model it is.
+        model: the copy.
+        is_rebuilt: whether the copy was built in float64, so that its tables of positions have no rounding of
+            float32; otherwise they were widened.
+        graph, anatomy: the reading of the copy.
+        forwards: number of forwards so far.
+        masks: parameter → role → rows, of the fused projections; found by the first walk with gradients.
+    """
+
+    subject: Subject
+    model: nn.Module
+    is_rebuilt: bool
+    graph: Graph
+    anatomy: Anatomy
+    forwards: int = 0
+    masks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    _own: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._own |= {name: b.detach().clone() for name, b in self.model.named_buffers()}
+        self.places = tuple(_places(self.anatomy, self.graph))
+
+    def walk(
+        self,
+        batch: Batch,
+        weights: Mapping[str, Tensor] | None = None,
+        patches: Sequence[Patch] = (),
+        *,
+        gradients: bool = True,
+        shaken: bool = False,
+        seed: int = 0,
+    ) -> tuple[Step, ...]:
+        """The steps of one forward in eval mode, in the order of the forward.
+
+        Args:
+            batch: arguments of the forward; its floats are widened.
+            weights: parameter or buffer → value that replaces the model's own.
+            patches: changes for this forward, see `patches.py`.
+            gradients: whether steps have gradients, of ⟨C, output⟩ with a fixed random C.
+            shaken: multiply every parameter by 1 ± 2⁻⁵² (tables of float32 by 1 ± 2⁻²⁴), to see how far
+                rounding reaches.
+            seed: of the random generators during the forward.
+        """
+        with self._world(weights, patches, shaken) as model, seeded(seed):
+            run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
+            self.forwards += 1
+            output, found = capture(model, run, [place.site for place in self.places])
+            return self._steps(output, found, gradients)
+
+    def read_masks(self) -> dict[str, dict[str, Tensor]]:
+        """Rows of fused weights by role; one forward where there are fused ones."""
+        fused = [
+            (branch, projection)
+            for branch in self.anatomy.branches
+            for projection in branch.projections
+            if len(projection.roles) > 1 and set(projection.roles) <= {"q", "k", "v"}
+        ]
+        if not fused or self.masks:
+            return self.masks
+        sites = {projection.output for _, projection in fused}
+        sites |= {s for b, _ in fused for a in b.attention for s in (a.query, a.key, a.value)}
+        with self._world(None, (), False) as model, seeded(0):
+            parameters = dict(named_parameters(model))
+            self.forwards += 1
+            batch = _wide_batch(self.subject.batch)
+            _, found = capture(model, lambda: call_model(model, batch), sites)
+            for branch, projection in fused:
+                weight = parameters[projection.parameter]
+                self.masks[projection.parameter] = role_masks(branch, projection, weight, found)
+        return self.masks
+
+    @contextmanager
+    def _world(
+        self, weights: Mapping[str, Tensor] | None, patches: Sequence[Patch], shaken: bool
+    ) -> Iterator[nn.Module]:
+        self._put(weights or {}, shaken)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(parameter.is_floating_point())
+            if patches:
+                from normscope.compare.patches import patched
+
+                stack.enter_context(patched(self.model, patches))
+            stack.enter_context(measuring(self.model))
+            stack.enter_context(exact())
+            yield self.model
+
+    @torch.no_grad()
+    def _put(self, weights: Mapping[str, Tensor], shaken: bool) -> None:
+        generator = torch.Generator().manual_seed(_NOISE_SEED)
+        names = {id(p): name for name, p in named_parameters(self.model)}
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        for name, tensor in tensors:
+            plain = names.get(id(tensor), name)
+            value = weights.get(plain, self._own[name])
+            if shaken and tensor.is_floating_point():
+                is_table = not isinstance(tensor, nn.Parameter) and not self.is_rebuilt
+                step = 2.0**-24 if is_table else _STEP
+                signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+                value = value * (1 + step * signs)
+            tensor.copy_(value)
+
+    def _steps(self, output: Any, found: Mapping[Site, Tensor], gradients: bool) -> tuple[Step, ...]:
+        final = main_output(output)
+        places = [place for place in self.places if place.site in found]
+        tensors = [found[place.site] for place in places]
+        grads: list[Tensor | None] = [None] * len(tensors)
+        own: dict[str, Tensor] = {}
+        final_grad = None
+        if gradients and final is not None and final.requires_grad:
+            final_grad = cotangent(final)
+            parameters = dict(named_parameters(self.model))
+            leaves = [t for t in (*tensors, *parameters.values()) if t.requires_grad]
+            unique = list({id(t): t for t in leaves}.values())
+            given = torch.autograd.grad(final, unique, final_grad, allow_unused=True)
+            by_id = {id(t): g for t, g in zip(unique, given, strict=True)}
+            grads = [by_id.get(id(t)) for t in tensors]
+            own = {name: g for name, p in parameters.items() if (g := by_id.get(id(p))) is not None}
+        steps = []
+        for place, tensor, grad in zip(places, tensors, grads, strict=True):
+            value, gradient = tensor.detach(), None if grad is None else grad.detach()
+            if place.layout is not None:
+                value = place.layout.apply(value)
+                gradient = None if gradient is None else place.layout.apply(gradient)
+            steps.append(Step(place.key, place.name, _plain(value), _plain(gradient)))
+        if final is not None:
+            key = (OUTSIDE, OUTSIDE, OUTSIDE, OUTPUT)
+            steps.append(Step(key, OUTPUT, _plain(final.detach()), _plain(final_grad)))
+        steps += [
+            Step((OUTSIDE, OUTSIDE, OUTSIDE, f"weight {n}"), n, None, _plain(g)) for n, g in own.items()
+        ]
+        return tuple(steps)
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous().cpu()
+
+
+def twin_of(subject: Subject, rebuilt: nn.Module | None = None) -> Twin:
+    """The model in float64 with its reading: one forward.
+
+    Args:
+        subject: the model and its batch.
+        rebuilt: the same model, built inside `exact()`; its parameters get the subject's values.
+    """
+    model = None if rebuilt is None else _filled(rebuilt, subject.model)
+    is_rebuilt = model is not None
+    if model is None:
+        model = wide_copy(subject.model)
+    with exact():
+        graph = record_forward(model, _wide_batch(subject.batch))
+    return Twin(subject, model, is_rebuilt, graph, assemble(graph), forwards=1)
+
+
+@torch.no_grad()
+def _filled(rebuilt: nn.Module, original: nn.Module) -> nn.Module | None:
+    """`rebuilt` with the values of `original`; None where the two have other tensors.
+
+    A buffer keeps its sharper value where it equals the original's to that one's rounding.
+    """
+    widen(rebuilt)
+    tensors, given = _tensors(rebuilt), _tensors(original)
+    if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in given.items()}:
+        return None
+    for name, tensor in tensors.items():
+        value = given[name].detach()
+        is_table = not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+        if not (is_table and value.is_floating_point() and _rounds_to(tensor, value)):
+            tensor.copy_(value)
+    return rebuilt
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _rounds_to(sharp: Tensor, value: Tensor) -> bool:
+    step = 64 * torch.finfo(value.dtype).eps
+    return torch.allclose(sharp, value.to(sharp), rtol=step, atol=step, equal_nan=True)
+
+
+def _wide_batch(batch: Batch) -> Batch:
+    widened: Batch = tree_map_only(Tensor, wide, batch)
+    return widened
+
+
+def main_output(output: Any) -> Tensor | None:
+    """The tensor of a model's output that is compared: logits, else the last hidden state, else the first
+    floating-point tensor that is no scalar.
+    """
+    for name in ("logits", "last_hidden_state"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    leaves = [t for t in tree_leaves(_as_tree(output)) if isinstance(t, Tensor) and t.is_floating_point()]
+    return next((t for t in leaves if t.ndim > 1), leaves[0] if leaves else None)
+
+
+def _as_tree(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return list(output.values())
+    if not isinstance(output, Tensor | list | tuple | dict) and hasattr(output, "__dict__"):
+        return list(vars(output).values())
+    return output
+
+
+def cotangent(output: Tensor) -> Tensor:
+    """Fixed random gradient of an output: entry i depends on its place counted from the front of each axis.
+
+    So two outputs of which one has more columns (a padded vocabulary) get the same in what they share.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for axis, size in enumerate(output.shape):
+        phase = torch.arange(size, dtype=torch.float64) * (2.399963 + 0.7310585 * axis) + 1.0
+        shape = [1] * output.ndim
+        shape[axis] = size
+        total = total + (phase.sin() * 1000 * (axis + 1)).reshape(shape)
+    return total.sin().to(output)
+
+
+def _places(anatomy: Anatomy, graph: Graph) -> Iterator[Place]:
+    values = {op.site(i): value for op in graph.ops if not op.virtual for i, value in enumerate(op.outputs)}
+    maker = _Maker(graph, values)
+    found: list[Place] = []
+    if (embedded := maker.embedding()) is not None:
+        found.append(maker.place((OUTSIDE, OUTSIDE, OUTSIDE, "embedding"), "embedding", embedded.site))
+    for s, stack in enumerate(anatomy.stacks):
+        for b, block in enumerate(stack.blocks):
+            found.append(maker.place((s, b, OUTSIDE, "entry"), block.site, block.entry))
+            for n, branch in enumerate(block.branches):
+                found += maker.branch((s, b, n), branch)
+            found.append(maker.place((s, b, OUTSIDE, "exit"), block.site, block.exit))
+        if (norm := stack.final_norm) is not None:
+            key = (s, OUTSIDE, OUTSIDE)
+            found.append(maker.place((*key, "final norm in"), norm.path, norm.input))
+            found.append(maker.place((*key, "final norm"), norm.path, norm.output))
+        found.append(maker.place((s, OUTSIDE, OUTSIDE, "hidden"), stack.name, stack.hidden))
+    return iter(found)
+
+
+class _Maker:
+    """Makes places of sites, with the layouts that the graph's axes give."""
+
+    def __init__(self, graph: Graph, values: Mapping[Site, Value]) -> None:
+        self.graph, self.values = graph, values
+        self.by_parameter: dict[str, list[Op]] = {}
+        for op in graph.ops:
+            parameter = parameter_of(op) if weight_of(op) is not None else None
+            if parameter is not None and parameter.name is not None:
+                self.by_parameter.setdefault(parameter.name, []).append(op)
+
+    def value(self, site: Site) -> Value | None:
+        """The graph's value at a site; inputs of ops are found as well."""
+        if site.output >= 0:
+            return self.values.get(site)
+        for op in self.graph.ops:
+            if not op.virtual and op.site(0) == Site(site.module, site.call, site.op, site.nth):
+                tensors = [v for v in tree_leaves((op.args, op.kwargs)) if isinstance(v, Value)]
+                return tensors[-1 - site.output]
+        return None
+
+    def place(
+        self, key: Key, name: str, site: Site, layout: Callable[[Value], Layout] = tokens_first
+    ) -> Place:
+        value = self.value(site)
+        return Place(key, name, site, None if value is None else layout(value), value.index if value else -1)
+
+    def embedding(self) -> Value | None:
+        """The output of the first table that is looked up by the model's input."""
+        ops = (op for op in self.graph.ops if op.base in ("embedding", "index", "index_select"))
+        return next(
+            (op.outputs[0] for op in ops if op.outputs and op.outputs[0].live and op.inputs[0].is_weight),
+            None,
+        )
+
+    def branch(self, at: tuple[int, int, int], branch: Branch) -> list[Place]:
+        """The places of a branch, in the order of the forward; `sum` comes last of those that tie."""
+        found = [self.place((*at, "entry"), branch.site, branch.entry)]
+        for n, norm in enumerate(branch.norms):
+            found.append(self.place((*at, f"norm {n} in"), norm.path, norm.input))
+            found.append(self.place((*at, f"norm {n}"), norm.path, norm.output))
+        for projection in branch.projections:
+            name = " and ".join(projection.roles)
+            path = projection.parameter.rpartition(".")[0]
+            found.append(self.place((*at, name), path, projection.output))
+            if projection.roles in (("o",), ("down",)):
+                ops = self.by_parameter.get(projection.parameter, [])
+                if (read := _read_by(ops[0]) if ops else None) is not None:
+                    name = "mixed" if projection.roles == ("o",) else "act"
+                    found.append(self.place((*at, name), path, read.site))
+        for attention in branch.attention[:1]:
+            query, key, value = attention.query, attention.key, attention.value
+            found.append(self.place((*at, "query"), branch.site, query, lambda v: heads_first(v, -1)))
+            found.append(self.place((*at, "key"), branch.site, key, lambda v: heads_first(v, -2)))
+            found.append(self.place((*at, "value"), branch.site, value, lambda v: heads_first(v, -1)))
+            found.append(self.place((*at, "logits"), branch.site, attention.logits, pairs_last))
+            found.append(self.place((*at, "probabilities"), branch.site, attention.probabilities, pairs_last))
+        found.append(self.place((*at, "output"), branch.site, branch.output))
+        found.append(self.place((*at, "sum"), branch.site, branch.sum))
+        names: dict[str, int] = {}
+        unique = []
+        for place in found:
+            nth = names[place.key[3]] = names.get(place.key[3], -1) + 1
+            key = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
+            unique.append(Place(key, place.name, place.site, place.layout, place.index))
+        return sorted(unique, key=lambda place: place.index)
+
+
+def _read_by(op: Op) -> Value | None:
+    """The activation that a parameterised matmul reads."""
+    operands, weight = matmul_operands(op), weight_of(op)
+    if operands is None:
+        return None
+    first, second = operands
+    return second if first is weight else first
