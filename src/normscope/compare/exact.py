@@ -66,7 +66,7 @@ def widen(model: nn.Module) -> nn.Module:
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.dtype in _WIDE:
                 vars(module)[name] = wide(value.detach())
-        for name, parameter in module._parameters.items():
+        for parameter in module._parameters.values():
             if parameter is not None and parameter.dtype in _WIDE:
                 parameter.data = wide(parameter.data)
                 parameter.grad = None
