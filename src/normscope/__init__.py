@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normscope import nn
     from normscope.anatomy import Anatomy, read_anatomy
+    from normscope.compare import Diff, DiffInterrupted, diff
     from normscope.errors import NormscopeError, UsageError
     from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
@@ -31,6 +32,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "CheckInterrupted",
+    "Diff",
+    "DiffInterrupted",
     "Monitor",
     "NormscopeError",
     "Report",
@@ -39,6 +42,7 @@ __all__ = [
     "Subject",
     "UsageError",
     "check",
+    "diff",
     "load",
     "nn",
     "read_anatomy",
@@ -47,6 +51,8 @@ __all__ = [
 _HOME = {
     "Anatomy": "anatomy",
     "CheckInterrupted": "pipeline",
+    "Diff": "compare",
+    "DiffInterrupted": "compare",
     "Monitor": "monitor",
     "NormscopeError": "errors",
     "Report": "report",
@@ -55,6 +61,7 @@ _HOME = {
     "Subject": "subjects",
     "UsageError": "errors",
     "check": "pipeline",
+    "diff": "compare",
     "load": "subjects",
     "read_anatomy": "anatomy",
 }

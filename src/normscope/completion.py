@@ -44,6 +44,21 @@ def complete_model(incomplete: str) -> list[str]:
     return _beginning(incomplete, (f"{kind}:{name}" for name in _factories(path))) if path.is_file() else []
 
 
+def complete_side(incomplete: str) -> list[str]:
+    """Completions of one side of `diff`: a MODEL, a saved report, or `git:` with a branch or tag."""
+    kind, colon, rest = incomplete.partition(":")
+    if not colon:
+        return _beginning(incomplete, [*complete_model(incomplete), "git:", *_reports()])
+    if kind != "git":
+        return complete_model(incomplete)
+    revision, colon, model = rest.partition(":")
+    if not colon:
+        return _beginning(incomplete, (f"git:{name}:" for name in ("HEAD", *_revisions())))
+    return [
+        f"git:{revision}:{each}" for each in complete_model(model) if each.endswith(".py:") or ":" in model
+    ]
+
+
 def complete_codes(incomplete: str) -> list[str]:
     """Completions of findings and alarms with commas between them: each code, then its name."""
     return _in_list(incomplete, [name for pair in (findings() | alarms()).items() for name in pair])
@@ -152,6 +167,29 @@ def _stores() -> list[str]:
         return sorted(path.name for path in found if is_sqlite(path))
     except OSError:
         return []
+
+
+def _reports() -> list[str]:
+    """JSON files of this folder that begin as a report does."""
+    try:
+        return sorted(p.name for p in Path().glob("*.json") if b"normscope.report/" in p.open("rb").read(200))
+    except OSError:
+        return []
+
+
+def _revisions() -> list[str]:
+    """Branches and tags of this folder's repository, read from its files."""
+    folder = next((p / ".git" for p in (Path.cwd(), *Path.cwd().parents) if (p / ".git").is_dir()), None)
+    if folder is None:
+        return []
+    found = set()
+    for kind in ("heads", "tags"):
+        place = folder / "refs" / kind
+        found |= {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+    packed = folder / "packed-refs"
+    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+    found |= set(re.findall(r"refs/(?:heads|tags)/(\S+)$", "\n".join(lines), re.MULTILINE))
+    return sorted(found)
 
 
 def _factories(path: Path) -> list[str]:

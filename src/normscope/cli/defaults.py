@@ -42,7 +42,7 @@ class Defaults:
     def map(self) -> dict[str, dict[str, Any]]:
         """Command → its defaults."""
         some = {key: value for key, value in self.values.items() if key in ANATOMY_KEYS}
-        return {"check": self.values, "anatomy": some}
+        return {"check": self.values, "anatomy": some, "diff": some}
 
     def quoted(self, name: str) -> str:
         """`[tool.normscope] lr = 'fast' in PATH, line 3`."""

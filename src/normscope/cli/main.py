@@ -15,6 +15,7 @@ from normscope.cli import (
     check,
     claims,
     demo,
+    diff,
     doctor,
     explain,
     init,
@@ -42,6 +43,7 @@ app = typer.Typer(
 for _module in (
     check,
     anatomy,
+    diff,
     explain,
     schemes,
     train,
@@ -74,7 +76,7 @@ def _start(
     ),
 ) -> None:
     context.meta[check.SCRIPT] = check.words_of_script(context.invoked_subcommand, context.obj)
-    takes_defaults = context.invoked_subcommand in ("check", "anatomy")
+    takes_defaults = context.invoked_subcommand in ("check", "anatomy", "diff")
     asks_for_help = set(context.obj) & set(context.help_option_names)
     if takes_defaults and not asks_for_help:
         context.obj = read_defaults()

@@ -1,0 +1,171 @@
+"""`normscope diff A B`: whether two models are the same, and where they part."""
+
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli import options
+from normscope.cli.check import Format
+from normscope.cli.options import option
+from normscope.cli.output import chosen_format, emit, require_writable
+from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.completion import complete_side
+
+if TYPE_CHECKING:
+    from normscope.compare import Diff, Part
+
+OF_SHOWING = ("format", "output", "fail_on", "traceback")
+"""Options that change nothing in the comparison."""
+NEVER = "never"
+
+SIDE_HELP = (
+    "A MODEL as for [bold]check[/bold]; [bold]git:REV:path/to/file.py:factory[/bold]: the same of a revision "
+    "of this repository; [bold]report.json[/bold] of a check or [bold]run.db[/bold] of a run; or a file with "
+    "the command of a training script, [bold]-- python train.py …[/bold]."
+)
+
+
+def _side(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete_side)
+
+
+def command(
+    context: typer.Context,
+    a: Annotated[str, _side("A", SIDE_HELP)],
+    b: Annotated[str, _side("B", "The other one, in the same forms.")],
+    parts: Annotated[
+        str | None,
+        option(
+            "Parts to compare: structure,start,recipe,function,verdict. Default: all that the two allow.",
+            metavar="PARTS",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        option(
+            "Parts whose differences give exit status 1, or never. Default: all parts that were compared.",
+            metavar="PARTS",
+        ),
+    ] = None,
+    map: Annotated[
+        Path | None,
+        option(
+            "JSON or TOML file, name of a weight of B = name of its weight of A, for weights that cannot be "
+            "mapped otherwise.",
+            metavar="FILE",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check both models too, and compare findings and verdicts.")
+    ] = False,
+    rtol: Annotated[
+        float | None,
+        option(
+            "Largest relative difference that counts as the same function. Default: a few times the "
+            "rounding, which is measured."
+        ),
+    ] = None,
+    batch_size: options.BatchSize = 4,
+    seq_len: options.SeqLen = 64,
+    text: options.Text = None,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    dtype: options.DType = None,
+    format: Annotated[Format, typer.Option(help="Format of the comparison.")] = Format.TEXT,
+    output: options.Output = None,
+    traceback: options.Traceback = False,
+) -> int:
+    """Compare two models: structure, start, recipe and function; name where they part, and the reason.
+
+    Example: normscope diff hf:gpt2,n_layer=4 nn:decoder,depth=4
+
+    Example: normscope diff git:main:model.py:build model.py:build --fail-on structure,function
+
+    The weights of A are put into B as far as they can be mapped, both get the same batch in float64, and the
+    first place where the two differ is named, with the likely reason, which is tried. Nothing is written.
+
+    Exit status: 0 no difference in the parts of --fail-on; 1 a difference; 2 the call or a model cannot be
+    used; 130 Ctrl-C, after what was compared so far was shown.
+
+    The table \\[tool.normscope] of pyproject.toml can set defaults of --seed, --batch-size, --seq-len,
+    --text, --device and --dtype.
+    """
+    require_writable(output)
+    format = chosen_format(context, Format)
+    import normscope
+    from normscope.compare.compare import parts_of
+
+    failing = None if fail_on is None else () if fail_on == NEVER else parts_of(fail_on, "--fail-on")
+    wanted = None if parts is None else parts_of(parts, "--parts")
+    loading = options.loading(context)
+    del loading["dtype"]
+    interrupted = False
+    with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
+        try:
+            found = normscope.diff(
+                a,
+                b,
+                parts=wanted,
+                map=map,
+                check=check,
+                rtol=rtol,
+                dtype=dtype,
+                progress=progress,
+                reraise=traceback,
+                **loading,
+            )
+        except normscope.DiffInterrupted as stop:
+            found, interrupted = stop.diff, True
+            print("normscope: interrupted; what was compared so far is shown", file=sys.stderr)
+    _write(found, format, output, command_of(context))
+    return 130 if interrupted else exit_status(found, failing)
+
+
+def exit_status(diff: "Diff", failing: "tuple[Part, ...] | None") -> int:
+    """1 if a part of `failing` has a difference, else 0; None is all parts."""
+    return int(any(failing is None or each.part in failing for each in diff.differences))
+
+
+def command_of(context: typer.Context) -> str:
+    """The command that repeats the comparison; it includes options set by pyproject.toml."""
+    words = ["normscope", "diff", context.params["a"], context.params["b"]]
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name not in (*OF_SHOWING, "a", "b") and value is not None and value != parameter.default:
+            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return shlex.join(words)
+
+
+def _write(diff: "Diff", format: Format, output: Path | None, command: str) -> None:
+    """Write the comparison in `format` to stdout or a file; `command` is the call that made it."""
+    import importlib.util
+
+    if importlib.util.find_spec("normscope.compare.text") is None:  # until the view is there
+        lines = [f"{each.part}: {each.how} {each.said}{' '.join(each.why)}" for each in diff.parts]
+        emit("\n".join([*lines, *(each.message for each in diff.differences)]) + "\n", output)
+        return
+    from normscope.compare.document import to_json
+    from normscope.compare.markdown import render_markdown
+    from normscope.compare.page import render_html
+    from normscope.compare.text import print_diff, render_text
+
+    if format is Format.HTML and output is None and sys.stdout.isatty():
+        output = Path("normscope-diff.html")  # a terminal cannot show a page
+    if format is Format.HTML:
+        emit(render_html(diff, command), output, instead=lambda: render_text(diff))
+    elif format is Format.JSON:
+        emit(to_json(diff) + "\n", output)
+    elif format is Format.MARKDOWN:
+        emit(render_markdown(diff, command), output)
+    elif output is None:
+        print_diff(diff)
+    else:
+        emit(render_text(diff), output)
+    if output is not None:
+        count = len(diff.differences)
+        said = "no difference" if not count else f"{count} difference{'s' if count > 1 else ''}"
+        print(f"{diff.a} and {diff.b}: {said}. The comparison is in {output}", file=sys.stderr)

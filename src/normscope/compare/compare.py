@@ -1,0 +1,296 @@
+"""`normscope.diff`: the whole comparison of two models, part by part.
+
+Each part is one function here, which calls the room's files; a part that is not there yet is "not compared".
+What is called, with A and B as `Side` (side.py):
+
+    structure.structure_of(subject, anatomy) → Place              in the model's process, by `side.read`
+    structure.structure_of_report(report) → Place
+    align.align(a: Place, b: Place) → Pair
+    structure.compare(rows: Pair) → Outcome
+    start.start_of(build, anatomy, seeds) → plain data            in the model's process, by `side.start`
+    start.compare(a, b, rows) → Outcome
+    recipe.recipe_of(subject, anatomy) → plain data or None       in the model's process, by `side.read`
+    recipe.recipe_of_report(report) → plain data or None
+    recipe.compare(a, b, rows) → Outcome
+    function.compare(a: Side, b: Side, rows, given: Mapping[str, str], rtol: float | None) → Outcome
+    verdict.compare(report_a, report_b) → Outcome
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normscope.compare.outcome import Outcome
+from normscope.compare.side import NotGivenError, Settings, Side
+from normscope.compare.sides import Given, opened
+from normscope.compare.types import Compared, Diff, Pair, Part, Place
+from normscope.errors import UsageError, describe, suggest
+from normscope.interrupts import only_once
+from normscope.pipeline import versions
+from normscope.subjects.memory import is_out_of_memory
+
+Progress = Callable[[str, int, int], None]
+"""`progress(stage, done, total)`, called at the start of each stage."""
+SEEDS = 4
+"""Seeds at which fresh weights are drawn."""
+
+
+class DiffInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a comparison; `diff` holds what was compared so far."""
+
+    def __init__(self, diff: Diff) -> None:
+        super().__init__("interrupted")
+        self.diff = diff
+
+
+@dataclass
+class Comparison:
+    """One comparison and its results so far; `result()` may be called at any time."""
+
+    a: Side
+    b: Side
+    parts: tuple[Part, ...]
+    given: Mapping[str, str]
+    rtol: float | None
+    check: bool
+    reraise: bool
+    rows: Pair = field(default_factory=lambda: Pair(Place("model", ""), Place("model", "")))
+    outcomes: dict[Part, Outcome] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    cost: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Context whose seconds are those of `stage`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.cost[stage] = round(self.cost.get(stage, 0.0) + time.perf_counter() - start, 4)
+
+    def result(self) -> Diff:
+        """What was compared so far; a part that was not reached is "not compared"."""
+        late = "the comparison was interrupted before this part"
+        outcomes = [self.outcomes.get(part, Outcome(Compared(part, "not", (late,)))) for part in self.parts]
+        notes = [f"{name}: {note}" for name, side in (("A", self.a), ("B", self.b)) for note in side.notes]
+        return Diff(
+            a=self.a.spec,
+            b=self.b.spec,
+            rows=self.rows,
+            parts=tuple(each.compared for each in outcomes),
+            differences=tuple(found for each in outcomes for found in each.differences),
+            weights=next((each.weights for each in outcomes if each.weights is not None), None),
+            notes=(*notes, *self.notes, *(note for each in outcomes for note in each.notes)),
+            cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
+            versions=versions(),
+        )
+
+
+def diff(
+    a: Given,
+    b: Given,
+    *,
+    parts: str | Iterable[str] | None = None,
+    map: Mapping[str, str] | str | Path | None = None,
+    check: bool | Mapping[str, Any] = False,
+    rtol: float | None = None,
+    batch: Any = None,
+    seed: int = 0,
+    batch_size: int = 4,
+    seq_len: int = 64,
+    text: Path | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    reraise: bool = False,
+) -> Diff:
+    """Compare two models: structure, start, recipe, function and verdict. Both are left as they were.
+
+    Args:
+        a, b: each a MODEL as for `load`, `git:REV:path.py:factory`, a saved report (report.json, run.db), a
+            file with the command of a training script, a module, a `Subject`, a `Run`, a `Report`, or a
+            function that builds a module.
+        parts: the parts to compare, such as "structure,function"; None compares all that the two allow, and
+            the verdicts only if both are reports or `check` is set.
+        map: for weights that cannot be mapped otherwise, B's name → A's name, or a JSON or TOML file of them.
+        check: whether to check both models, for the verdict part; a mapping gives options of
+            `normscope.check`.
+        rtol: largest relative difference of two tensors that counts as equal; None measures the rounding.
+        batch: the batch of both sides, for modules; None makes one.
+        seed: seed of weights and batches.
+        batch_size, seq_len, text: sequences per batch, tokens per sequence, and text of a made input.
+        device, dtype: device, and type of floating-point tensors ("bfloat16"), of models that are loaded.
+        progress: called as `progress(stage, done, total)`.
+        reraise: raise the error of a part instead of reporting the part as not compared.
+
+    Raises:
+        UsageError: a side or an argument cannot be used.
+        DiffInterrupted: Ctrl-C; its `.diff` holds what was compared so far.
+    """
+    wanted = parts_of(parts)
+    if rtol is not None and not 0 < rtol < 1:
+        raise UsageError(f"rtol {rtol!r}", "a number between 0 and 1", "1e-9 compares closely, 1e-3 loosely")
+    given = _map_of(map)
+    options = dict(check) if isinstance(check, Mapping) else {}
+    settings = Settings(seed, batch_size, seq_len, text, device, dtype, options)
+    told = progress or (lambda stage, done, total: None)
+    with only_once(), opened(a, b, settings, batch) as (side_a, side_b):
+        both_saved = side_a.is_saved and side_b.is_saved
+        is_checked = (
+            bool(check) or check == {} or both_saved or (parts is not None and Part.VERDICT in wanted)
+        )
+        run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, reraise)
+        try:
+            _compare(run, told)
+        except KeyboardInterrupt as stop:
+            run.notes.append("interrupted: what was compared so far is shown")
+            raise DiffInterrupted(run.result()) from stop
+        return run.result()
+
+
+def parts_of(given: str | Iterable[str] | None, option: str = "parts") -> tuple[Part, ...]:
+    """The parts that are named, in the order in which they are compared; None is all.
+
+    Raises:
+        UsageError: a name is none of a part.
+    """
+    if given is None:
+        return tuple(Part)
+    names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
+    known = [str(part) for part in Part]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f'{option} "{name}"',
+                ", ".join(known) + ", with commas between",
+                suggest(name, known, "choose"),
+            )
+    return tuple(part for part in Part if part in names)
+
+
+def _map_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    from normscope.compare.given import read_map
+
+    return read_map(Path(given))
+
+
+def _compare(run: Comparison, progress: Progress) -> None:
+    """Compare the parts that are wanted."""
+    progress("reading", 0, len(run.parts) + 1)
+    with run.timed("reading"):
+        _align(run)
+    for done, part in enumerate(run.parts, start=1):
+        progress(str(part), done, len(run.parts) + 1)
+        with run.timed(str(part)):
+            run.outcomes[part] = _outcome(run, part)
+    progress("done", len(run.parts) + 1, len(run.parts) + 1)
+
+
+def _outcome(run: Comparison, part: Part) -> Outcome:
+    """One part; where a side cannot give what it needs, or it fails, it is "not compared" with the reason."""
+    try:
+        return _PARTS[part](run)
+    except _NotError as reason:
+        return Outcome(Compared(part, "not", reason.args))
+    except UsageError as error:
+        if run.reraise:
+            raise
+        return Outcome(Compared(part, "not", (str(error),)))
+    except Exception as error:  # one part that fails must not lose the others
+        if run.reraise or is_out_of_memory(error):
+            raise
+        return Outcome(Compared(part, "not", (f"it failed with {describe(error)}",)))
+
+
+class _NotError(Exception):
+    """The part is not compared; the arguments are the reasons."""
+
+
+def _of_both(run: Comparison, get: Callable[[Side], Any]) -> tuple[Any, Any]:
+    """`get` of both sides; raises `_NotError` with the reason of each side that cannot give it."""
+    values, reasons = [], []
+    for name, side in (("A", run.a), ("B", run.b)):
+        try:
+            values.append(get(side))
+        except NotGivenError as reason:
+            reasons.append(f"{name} ({side.spec}) cannot be compared here: {reason}")
+    if reasons:
+        raise _NotError(*reasons)
+    return values[0], values[1]
+
+
+def _file(name: str) -> Any:
+    """A file of this room; raises `_NotError` where it is not written yet."""
+    try:
+        return importlib.import_module(f"normscope.compare.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"normscope.compare.{name}":
+            raise
+        raise _NotError("this part is not built yet") from error
+
+
+def _align(run: Comparison) -> None:
+    """Read both models, each once, and align their structures."""
+    try:
+        structure, align = _file("structure"), _file("align")
+    except _NotError:
+        return
+
+    def place(side: Side) -> Place:
+        if side.is_saved:
+            return structure.structure_of_report(side.report())
+        return side.read(structure.structure_of)
+
+    run.rows = align.align(place(run.a), place(run.b))
+
+
+def _structure(run: Comparison) -> Outcome:
+    return _file("structure").compare(run.rows)
+
+
+def _start(run: Comparison) -> Outcome:
+    start = _file("start")
+    a, b = _of_both(run, lambda side: side.start(start.start_of, tuple(range(SEEDS))))
+    return start.compare(a, b, run.rows)
+
+
+def _recipe(run: Comparison) -> Outcome:
+    recipe = _file("recipe")
+
+    def get(side: Side) -> Any:
+        found = recipe.recipe_of_report(side.report()) if side.is_saved else side.read(recipe.recipe_of)
+        if found is None:
+            raise NotGivenError("it has no recipe; a factory that returns a normscope.Run has one")
+        return found
+
+    a, b = _of_both(run, get)
+    return recipe.compare(a, b, run.rows)
+
+
+def _function(run: Comparison) -> Outcome:
+    if run.a.is_saved or run.b.is_saved:
+        _of_both(run, lambda side: side.run(type))
+    return _file("function").compare(run.a, run.b, run.rows, run.given, run.rtol)
+
+
+def _verdict(run: Comparison) -> Outcome:
+    verdict = _file("verdict")
+    if not run.check:
+        raise _NotError("it takes a check of both models: --check runs them")
+    a, b = _of_both(run, lambda side: side.report())
+    return verdict.compare(a, b)
+
+
+_PARTS: dict[Part, Callable[[Comparison], Outcome]] = {
+    Part.STRUCTURE: _structure,
+    Part.START: _start,
+    Part.RECIPE: _recipe,
+    Part.FUNCTION: _function,
+    Part.VERDICT: _verdict,
+}

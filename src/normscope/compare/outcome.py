@@ -1,0 +1,24 @@
+"""Outcome: what comparing one part gives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from normscope.compare.types import Compared, Difference
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one part of a comparison.
+
+    Attributes:
+        compared: how far the part was compared, with its result in words.
+        differences: in the order of the forward pass; in the function part the first is where they part.
+        weights: how the weights were mapped, as plain data for `Diff.weights`; None in the other parts.
+        notes: further facts that a reader must know.
+    """
+
+    compared: Compared
+    differences: tuple[Difference, ...] = ()
+    weights: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
