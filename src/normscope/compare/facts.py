@@ -1,0 +1,190 @@
+"""Tables of what is compared: facts of a structure, and the names of all differences.
+
+A fact that is not in `FACTS` is kept in a place but never compared. Names of differences are frozen: users
+write them into scripts, and `NAMES` explains them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from normscope.compare.types import Level
+
+REL_TOL = 1e-4
+"""Two numbers that differ by less, relative to the larger, are one: float32 tables round to 1e-7."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """How a fact is said.
+
+    Attributes:
+        level: the level of the places that have it.
+        subject: beginning of the sentence, with its verb: "The norms' ε is".
+        values: words for values; others are said by `in_words`.
+        needs: facts that must agree before this one is compared: the ε of two different norms is no
+            difference of its own.
+    """
+
+    level: Level
+    subject: str
+    values: Mapping[Any, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+_GAIN = {True: "learnt", False: "fixed"}
+_HAS = {True: "present", False: "absent"}
+_OFFSET = {0.0: "w", 1.0: "1 + w"}
+
+FACTS: dict[str, Fact] = {
+    "vocabulary": Fact("model", "The number of token embeddings is"),
+    "outputs": Fact("model", "The number of outputs of the head is"),
+    "positions": Fact("model", "The position embedding at the input is"),
+    "position_offset": Fact("model", "The first position is number", needs=("positions",)),
+    "context": Fact("model", "The number of position embeddings is", needs=("positions",)),
+    "embedding_scale": Fact("model", "The factor on the token embeddings is"),
+    "embedding_norm": Fact("model", "The norm after the embeddings is"),
+    "embedding_norm_eps": Fact(
+        "model", "The ε of the norm after the embeddings is", needs=("embedding_norm",)
+    ),
+    "embedding_dropout": Fact("model", "The dropout rate after the embeddings is"),
+    "tied_head": Fact("model", "The head's weight is", {True: "the embedding's", False: "its own"}),
+    "head_bias": Fact("model", "The head's bias is", _HAS),
+    "head_scale": Fact("model", "The factor on the output logits is"),
+    "head_cap": Fact("model", "The soft cap of the output logits is"),
+    "width": Fact("stack", "The width of the stream is"),
+    "final_norm": Fact("stack", "The final norm is"),
+    "final_norm_eps": Fact("stack", "The final norm's ε is", needs=("final_norm",)),
+    "final_norm_gain": Fact("stack", "The final norm's gain is", _GAIN, needs=("final_norm",)),
+    "final_norm_bias": Fact("stack", "The final norm's bias is", _HAS, needs=("final_norm",)),
+    "final_norm_offset": Fact("stack", "The final norm multiplies by", _OFFSET, needs=("final_norm",)),
+    "long_skips": Fact("stack", "The number of long skips is"),
+    "stack_dropout": Fact("stack", "The dropout rate after the final norm is"),
+    "parallel": Fact("block", "The branches are", {True: "parallel", False: "one after the other"}),
+    "kind": Fact("branch", "The branch is"),
+    "placement": Fact("branch", "The placement of the norms is"),
+    "norm": Fact("branch", "The norm is"),
+    "norm_eps": Fact("branch", "The norms' ε is", needs=("norm",)),
+    "norm_gain": Fact("branch", "The norms' gain is", _GAIN, needs=("norm",)),
+    "norm_bias": Fact("branch", "The norms' bias is", _HAS, needs=("norm",)),
+    "norm_offset": Fact("branch", "The norms multiply by", _OFFSET, needs=("norm",)),
+    "entry_scale": Fact("branch", "The factor after the norm at the entry is"),
+    "inner_norm": Fact("branch", "A norm before the last map is", _HAS),
+    "join": Fact("branch", "The branch joins the stream by"),
+    "stream_scale": Fact("branch", "The factor on the stream is"),
+    "branch_scale": Fact("branch", "The factor on the branch is"),
+    "branch_scale_width": Fact("branch", "The learnt scale of the branch has entries:", needs=("join",)),
+    "heads": Fact("branch", "The number of heads is"),
+    "kv_heads": Fact("branch", "The number of key and value heads is"),
+    "head_width": Fact("branch", "The width of a head is"),
+    "value_width": Fact("branch", "The width of a head's values is"),
+    "qk_norm": Fact(
+        "branch", "The norm on queries and keys is", {"head": "of each head", "full": "of the full width"}
+    ),
+    "qk_norm_kind": Fact("branch", "The norm on queries and keys is of the kind", needs=("qk_norm",)),
+    "qk_norm_eps": Fact("branch", "The ε of the norm on queries and keys is", needs=("qk_norm",)),
+    "value_norm": Fact("branch", "The norm on the values is", _HAS),
+    "causal": Fact("branch", "The attention is", {True: "causal", False: "bidirectional"}),
+    "window": Fact("branch", "The attention's window in tokens is"),
+    "attention_scale": Fact("branch", "The factor on the attention's logits is"),
+    "logit_cap": Fact("branch", "The soft cap of the attention's logits is"),
+    "attention_positions": Fact("branch", "The positions in the attention are"),
+    "rotary_base": Fact("branch", "The base of the rotary positions is", needs=("attention_positions",)),
+    "rotary_layout": Fact("branch", "The rotary positions turn", needs=("attention_positions",)),
+    "rotary_width": Fact("branch", "The rotated width of a head is", needs=("attention_positions",)),
+    "rotary_scaling": Fact(
+        "branch", "The scaling of the rotary positions is", needs=("attention_positions",)
+    ),
+    "sinks": Fact("branch", "A learnt sink in the attention's softmax is", _HAS),
+    "output_gate": Fact("branch", "A gate before the output projection is", _HAS),
+    "hidden_width": Fact("branch", "The hidden width is"),
+    "gated": Fact("branch", "The hidden layer is", {True: "gated", False: "not gated"}),
+    "activation": Fact("branch", "The activation is"),
+    "experts": Fact("branch", "The number of experts is"),
+    "bias": Fact("branch", "The projections with a bias are"),
+    "attention_dropout": Fact("branch", "The dropout rate of the attention weights is"),
+    "hidden_dropout": Fact("branch", "The dropout rate inside the branch is"),
+    "output_dropout": Fact("branch", "The dropout rate at the branch's end is"),
+}
+"""Fact → how it is compared and said, in the order in which differences of one place are listed."""
+
+NAMES: dict[str, str] = {
+    "stack": "One side has a stack, such as an encoder, that the other one lacks.",
+    "blocks": "One side has blocks that the other one lacks.",
+    "branch": "One side has a branch, such as an attention, that the other one lacks.",
+    **{
+        name.replace("_", "-"): f"{fact.subject.rstrip(':')} different in the two models."
+        for name, fact in FACTS.items()
+    },
+    "init-scale": "Fresh weights of a role have another standard deviation.",
+    "init-mean": "Fresh weights of a role have another mean, such as norm gains of 0 instead of 1.",
+    "init-law": "Fresh weights of a role have another law, such as uniform instead of normal.",
+    "init-depth": "The scale of fresh weights changes with depth in another way.",
+    "init-zeros": "Another share of fresh weights is exactly zero.",
+    "optimizer": "Parameters of a role are trained by another optimizer.",
+    "learning-rate": "The learning rate of a role's parameters differs.",
+    "weight-decay": "The weight decay of a role's parameters differs.",
+    "betas": "Adam's decay rates of the moments differ.",
+    "optimizer-eps": "The optimizer's ε differs.",
+    "momentum": "The momentum differs.",
+    "untrained": "One side trains parameters of a role, the other does not.",
+    "schedule": "The learning rate's schedule differs.",
+    "warmup": "The length of the warm-up differs.",
+    "run-steps": "The length of the run differs.",
+    "clip": "The clipping of the gradient differs.",
+    "accumulation": "The number of batches per step differs.",
+    "precision": "The precision of training differs.",
+    "verdict": "The two checks end in different verdicts.",
+    "finding-gained": "B's check has a finding that A's lacks.",
+    "finding-lost": "A's check has a finding that B's lacks.",
+    "finding-severity": "A finding of both checks has another severity.",
+    "measurement": "A measurement differs by more than seeds explain.",
+}
+"""Name of a difference → its meaning. Differences of the function part have the name of the fact that
+explains them where there is one ("norm-eps")."""
+
+
+def name_of(fact: str) -> str:
+    """Name of the difference in a fact: "norm-eps" for "norm_eps"."""
+    return fact.replace("_", "-")
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values of a fact are one; numbers agree to `REL_TOL`."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a == b
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=REL_TOL, abs_tol=1e-30)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return bool(a == b)
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The facts that both have and in which they differ, in the order of `FACTS`.
+
+    A fact that needs another one to agree is left out where that one differs or is unknown to one side.
+    """
+    known = [name for name in FACTS if name in a and name in b]
+    apart = [name for name in known if not same_value(a[name], b[name])]
+    return [name for name in apart if not any(needed in apart for needed in FACTS[name].needs)]
+
+
+def in_words(fact: str, value: Any) -> str:
+    """A value of a fact, in words."""
+    words = FACTS[fact].values if fact in FACTS else {}
+    if isinstance(value, bool | int | float | str) and value in words:
+        return words[value]
+    if value is None or value in ([], ()):
+        return "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(in_words("", each) for each in value)
+    return str(value)
+
+
+def sentence(fact: str, a: Any, b: Any) -> str:
+    """The difference of two values in a sentence: "The norms' ε is 1e-05 in A and 1e-06 in B."."""
+    return f"{FACTS[fact].subject} {in_words(fact, a)} in A and {in_words(fact, b)} in B."
