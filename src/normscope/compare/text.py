@@ -1,27 +1,116 @@
-"""The comparison on a terminal: verdict, first parting, differences by part, what was not compared."""
+"""The comparison on a terminal: verdict, first parting, differences by part, what was not compared.
 
-from collections.abc import Iterator
+Whatever comes from a model (names, values, reasons) goes through `Text`: "[red]" in a path stays text.
+"""
 
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from normscope.compare.types import Diff
-from normscope.compare.words import lead
-from normscope.report.console import as_text, indented, show
+from normscope.compare.places import Rows, sites_of
+from normscope.compare.types import Compared, Diff, Difference, Part
+from normscope.compare.words import (
+    clean,
+    confirmed,
+    first_parting,
+    headline,
+    in_order,
+    listed,
+    not_compared,
+    outcome,
+    reason,
+    result,
+    values,
+)
+from normscope.report.console import as_text, indented, labelled, show
+from normscope.report.sites import compress
+from normscope.report.words import cost_in_words
+
+MOST = 12
+"""Differences of a part that are listed."""
+COLOURS = {"same": "bold green", "different": "bold red", "not compared": "bold cyan"}
+WEIGHTS = {"only_a": "only in A", "only_b": "only in B", "guessed": "chosen by shape or value alone"}
+"""Lists of `Diff.weights` that a reader must know, and their names."""
+_NARROW = 60
+"""Columns under which values always stand on lines of their own."""
 
 
 def print_diff(diff: Diff, console: Console | None = None) -> None:
     """Print `diff`; colour and width are the terminal's, plain text in a pipe."""
-    show(lambda width: _parts(diff, width), console)
+    show(lambda width: _parts(clean(diff), width), console)
 
 
 def render_text(diff: Diff, width: int = 110) -> str:
     """The same as plain text of `width` columns."""
-    return as_text(lambda columns: _parts(diff, columns), width)
+    return as_text(lambda columns: _parts(clean(diff), columns), width)
 
 
 def _parts(diff: Diff, width: int) -> Iterator[RenderableType]:
-    yield Text(lead(diff))
-    for difference in diff.differences:
-        yield Text(f"{difference.part}: {difference.name}")
-        yield indented(Text(difference.message))
+    yield Text.assemble((f"{headline(diff)}:", COLOURS[outcome(diff)]), " ", reason(diff))
+    yield labelled("A", diff.a)
+    yield labelled("B", diff.b)
+    for each in sorted(diff.parts, key=lambda each: each.part is not Part.FUNCTION):  # the others in order
+        if diff.of(each.part):
+            yield from _part(diff, each, width)
+    yield from _rest(diff)
+
+
+def _part(diff: Diff, part: Compared, width: int) -> Iterator[RenderableType]:
+    found = in_order(diff, part.part)
+    yield Text("")
+    yield Text.assemble((str(part.part), "bold"), "  ", result(diff, part))
+    for each in found[:MOST]:
+        yield from _difference(diff, each, width)
+    if (more := len(found) - MOST) > 0:
+        yield indented(Text(f"and {more} more; --format json lists all", style="dim"), 2)
+
+
+def _difference(diff: Diff, each: Difference, width: int) -> Iterator[RenderableType]:
+    """Name, place and values; then the message, which for the first parting stands in the verdict."""
+    is_first = each is first_parting(diff)
+    place, shown = Rows(diff.rows).fold(each), values(each)
+    head = Text.assemble(("first: " if is_first else "", "bold red"), (each.name, "bold yellow"), "  ", place)
+    beside = "" if shown is None else f"  A {shown[0]} · B {shown[1]}"
+    if shown is not None and width >= _NARROW and cell_len(head.plain + beside) + 2 <= width:
+        yield indented(Text.assemble(head, "  ", *_value("A", shown[0]), " · ", *_value("B", shown[1])), 2)
+    else:
+        yield indented(head, 2)
+        for side, value in zip("AB", shown or (), strict=False):
+            yield indented(Text.assemble(*_value(side, value)))
+    if not is_first:
+        yield indented(Text(each.message))
+    elif place != (sites := sites_of(each)):
+        yield indented(Text(f"at {sites}", style="dim"))
+    for words in filter(None, (*each.evidence, confirmed(each))):
+        yield indented(Text(words, style="dim"))
+
+
+def _value(side: str, value: str) -> tuple[tuple[str, str], str, str]:
+    return (side, "bold"), " ", value
+
+
+def _rest(diff: Diff) -> Iterator[RenderableType]:
+    """What was compared without a difference, what was not compared, weights, notes, cost."""
+    yield Text("")
+    for each in diff.parts:
+        if each.how != "not" and not diff.of(each.part):
+            yield _line(str(each.part), result(diff, each))
+    for names, why in not_compared(diff):
+        yield _line(names[0], why) if len(names) == 1 else Text(f"{listed(names)}: {why}")
+    for key, name in WEIGHTS.items():
+        if found := (diff.weights or {}).get(key):
+            yield _line("weights", f"{name}: {_names(found)}")
+    for note in diff.notes:
+        yield _line("note", note)
+    if diff.cost:
+        yield _line("cost", cost_in_words(diff.cost))
+
+
+def _line(label: str, words: str) -> RenderableType:
+    return labelled(label, words, 11)
+
+
+def _names(found: Sequence[str]) -> str:
+    return compress(map(str, found))

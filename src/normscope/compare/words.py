@@ -1,19 +1,30 @@
-"""Sentences on a comparison that all outputs share: the verdict, places folded over layers, values."""
+"""Sentences on a comparison that all outputs share: the verdict, and values in words."""
 
+import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Literal
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
+from normscope.compare.places import WHOLE, Rows, sites_of
 from normscope.compare.types import Compared, Diff, Difference, Part
-from normscope.report.sites import compress
+from normscope.rules import figure
 
 Outcome = Literal["same", "different", "not compared"]
+T = TypeVar("T")
 
 NONE = "none"
-LONGEST = 60
+LONGEST = 80
 """Characters of a value from which on it is cut."""
-_OPENING = re.compile(r"(The|An?|In|At|Its|It|There|No|Every|All|Both|Each|Only|Weights|Blocks?) ")
-"""First words that lose their capital letter within a sentence; anything else may be a name."""
+DIGITS = (4, 8, 17)
+"""Significant digits of two figures: the first number of them that shows their difference."""
+CONFIRMED = {
+    True: "Confirmed: undoing it makes the difference vanish.",
+    False: "Not confirmed: undoing it does not make the difference vanish.",
+    None: "",
+}
+_WORD = re.compile(r"[A-Z][a-z]+ ")
+"""A first word that loses its capital letter within a sentence; "A", "GELU" and "LayerNorm" are names."""
 
 
 def outcome(diff: Diff) -> Outcome:
@@ -28,7 +39,8 @@ def headline(diff: Diff) -> str:
     if outcome(diff) == "not compared":
         return "Nothing was compared"
     if not diff.differences:
-        return "The same model" if part_of(diff, Part.FUNCTION) == "whole" else "No difference was found"
+        function = _compared(diff, Part.FUNCTION)
+        return "The same model" if function and function.how == "whole" else "No difference was found"
     return "Not the same function" if diff.of(Part.FUNCTION) else "Not the same model"
 
 
@@ -39,55 +51,91 @@ def lead(diff: Diff) -> str:
 
 def reason(diff: Diff) -> str:
     """Why the verdict is so: the end of a sentence, with its full stop."""
-    function = next((each for each in diff.parts if each.part is Part.FUNCTION), None)
     if outcome(diff) == "not compared":
         whys = list(dict.fromkeys(why for each in diff.parts for why in each.why))
         return ended(within("; ".join(whys[:2]) or "no part was asked for"))
     if not diff.differences:
-        return ended(_agreement(diff, function))
-    if first := first_parting(diff):
-        return ended(_parting(diff, first))
-    differing = [each for each in diff.parts if diff.of(each.part)]
-    counts = listed([f"{each.part} ({len(diff.of(each.part))})" for each in differing])
-    verb = "differs" if len(differing) == 1 else "differ"
-    known = function is not None and function.how == "whole"
-    said = f"{within(function.said.rstrip('.'))}, but " if known and function and function.said else ""
-    return ended(f"{said}{counts} {verb}")
+        return ended(_agreement(diff))
+    first = first_parting(diff)
+    return ended(_parting(diff, first) if first else _differing(diff))
 
 
-def _agreement(diff: Diff, function: Compared | None) -> str:
-    """The parts that agree, the function's figure, and the parts that were left out."""
-    agreeing = [str(each.part) for each in diff.parts if each.how != "not"]
-    words = f"{listed(agreeing)} {'agrees' if len(agreeing) == 1 else 'agree'}"
-    if function is not None and function.how != "not" and function.said:
-        words += f"; {within(function.said.rstrip('.'))}"
-    partly = [str(each.part) for each in diff.parts if each.how == "partly"]
-    missing = [str(each.part) for each in diff.parts if each.how == "not"]
-    for names, how in ((partly, "compared only partly"), (missing, "not compared")):
-        if names:
-            words += f"; {listed(names)} {'was' if len(names) == 1 else 'were'} {how}"
-    return words
+def _agreement(diff: Diff) -> str:
+    """ "structure and start agree; the same function to 3e-12; recipe was not compared"."""
+    function = _compared(diff, Part.FUNCTION)
+    result = within(function.said.rstrip(".")) if function and function.how != "not" else ""
+    agreeing = [
+        str(each.part) for each in diff.parts if each.how != "not" and not (result and each is function)
+    ]
+    words = [f"{listed(agreeing)} {'agrees' if len(agreeing) == 1 else 'agree'}"] if agreeing else []
+    return "; ".join([*words, *filter(None, [result]), *_left_out(diff)])
+
+
+def _left_out(diff: Diff) -> list[str]:
+    found = []
+    for how, words in (("partly", "compared only partly"), ("not", "not compared")):
+        left = [str(each.part) for each in diff.parts if each.how == how]
+        if names := [part for part in left if part != Part.VERDICT]:  # it takes --check: seldom asked for
+            found.append(f"{listed(names)} {'was' if len(names) == 1 else 'were'} {words}")
+    return found
 
 
 def _parting(diff: Diff, first: Difference) -> str:
-    place = where(diff, first)
-    said = within(first.message.rstrip("."))
-    return (
-        f"they part at {place}: {said}"
-        if first.confirmed is None
-        else f"they part at {place}, because {said}"
-    )
+    site = dataclasses.replace(first, sites=first.sites[:1])
+    place, sites = Rows(diff.rows).fold(site), sites_of(site)
+    exact = f" ({sites})" if sites not in (place, WHOLE) else ""
+    how = {True: ", because", False: "; a likely reason, not confirmed:", None: ":"}[first.confirmed]
+    return f"they part {'in' if place != WHOLE else 'over'} {place}{exact}{how} {within(first.message)}"
+
+
+def _differing(diff: Diff) -> str:
+    counts = {each.part: len(diff.of(each.part)) for each in diff.parts if diff.of(each.part)}
+    verb = "differs" if len(counts) == 1 else "differ"
+    words = f"{listed([f'{part} ({num})' for part, num in counts.items()])} {verb}"
+    function = _compared(diff, Part.FUNCTION)
+    if function and function.how != "not" and function.said:
+        return f"{within(function.said.rstrip('.'))}, but {words}"
+    return "; ".join([words, *_left_out(diff)])
 
 
 def first_parting(diff: Diff) -> Difference | None:
     """The place where the functions part; None where they do not, or were not compared."""
-    found = diff.of(Part.FUNCTION)
-    return next((each for each in found if each.is_first), found[0] if found else None)
+    return next(iter(in_order(diff, Part.FUNCTION)), None)
 
 
-def part_of(diff: Diff, part: Part) -> str:
-    """How far a part was compared; "not" where it is not listed."""
-    return next((each.how for each in diff.parts if each.part is part), "not")
+def in_order(diff: Diff, part: Part) -> list[Difference]:
+    """The differences of a part, the first parting first."""
+    return sorted(diff.of(part), key=lambda each: not each.is_first)
+
+
+def confirmed(each: Difference) -> str:
+    """What became of the difference when it was undone; "" where that was not tried."""
+    return CONFIRMED[each.confirmed]
+
+
+def not_compared(diff: Diff) -> list[tuple[list[str], str]]:
+    """Parts that are not whole and why, "not compared: it is a report."; one item for the same reason."""
+    how = {"not": "not compared", "partly": "compared partly"}
+    found: dict[str, list[str]] = {}
+    for each in diff.parts:
+        if each.how != "whole":
+            why = f"{how[each.how]}: {'; '.join(each.why) or 'no reason was given'}"
+            found.setdefault(ended(why), []).append(str(each.part))
+    return [(parts, why) for why, parts in found.items()]
+
+
+def result(diff: Diff, each: Compared) -> str:
+    """The result of a part in a few words: "3 differences", "the same function to 3e-12"."""
+    num = len(diff.of(each.part))
+    if each.how == "not":
+        return "not compared"
+    counted = f"{num} difference{'s' if num != 1 else ''}" if num else "no difference"
+    partly = ", compared partly" if each.how == "partly" else ""
+    return f"{counted}{partly}; {within(each.said.rstrip('.'))}" if each.said else f"{counted}{partly}"
+
+
+def _compared(diff: Diff, part: Part) -> Compared | None:
+    return next((each for each in diff.parts if each.part is part), None)
 
 
 def ended(words: str) -> str:
@@ -96,8 +144,8 @@ def ended(words: str) -> str:
 
 
 def within(words: str) -> str:
-    """A sentence as the end of another one: an opening article loses its capital letter."""
-    return words[0].lower() + words[1:] if _OPENING.match(words) else words
+    """A sentence as a part of another one."""
+    return words[0].lower() + words[1:] if _WORD.match(words) else words
 
 
 def listed(words: Sequence[str]) -> str:
@@ -105,6 +153,55 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def where(diff: Diff, difference: Difference) -> str:
-    """The places of a difference, folded: "blocks 0–11, attention" or the sites themselves."""
-    return compress(a if a is not None else b or "" for a, b in difference.sites) or "the whole model"
+def values(difference: Difference) -> tuple[str, str] | None:
+    """Both values in words, with as many digits as show that they differ; None where there are none."""
+    a, b = difference.a, difference.b
+    if a is None and b is None:
+        return None
+    if isinstance(a, Mapping) and isinstance(b, Mapping):  # the keys that differ
+        keys = [key for key in {**a, **b} if key not in a or key not in b or a[key] != b[key]]
+        a, b = ({key: each[key] for key in keys if key in each} for each in (a, b))
+    for digits in DIGITS:
+        shown = spelled(a, digits), spelled(b, digits)
+        if shown[0] != shown[1]:
+            break
+    return _cut(shown[0]), _cut(shown[1])
+
+
+def spelled(value: Any, digits: int = DIGITS[0]) -> str:
+    """A value in words: "1e-5", "yes", "none", "gains 0.1, biases 0"."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return repr(value) if digits == DIGITS[-1] else figure(value, digits)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {spelled(each, digits)}" for key, each in value.items()) or NONE
+    if isinstance(value, list | tuple):
+        return ", ".join(spelled(each, digits) for each in value) or NONE
+    return " ".join(str(value).split())
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
+
+
+def clean(value: T) -> T:
+    """`value` with every string in it fit for people: no control characters, none that turn the direction."""
+    if isinstance(value, str) and type(value) is str:
+        return "".join(map(_clean, value))  # type: ignore[return-value]
+    if isinstance(value, Mapping):
+        return {clean(key): clean(each) for key, each in value.items()}  # type: ignore[return-value]
+    if isinstance(value, list | tuple):
+        return tuple(map(clean, value))  # type: ignore[return-value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {each.name: clean(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def _clean(character: str) -> str:
+    if character in "\n\t\r":
+        return " "
+    return "?" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character

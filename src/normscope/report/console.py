@@ -56,10 +56,10 @@ def indented(text: Text, columns: int = MARGIN) -> RenderableType:
     return Padding(text, (0, 0, 0, columns), expand=False)
 
 
-def labelled(label: str, words: str) -> RenderableType:
+def labelled(label: str, words: str, margin: int = MARGIN) -> RenderableType:
     """A dim label in the margin and words that wrap beside it."""
     grid = Table.grid(padding=0)
-    grid.add_column(width=MARGIN)
+    grid.add_column(width=margin)
     grid.add_column(overflow="fold")
     grid.add_row(Text(label, style="dim"), Text(words))
     return grid

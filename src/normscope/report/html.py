@@ -23,7 +23,7 @@ from normscope.report.figures.tracks import Track, draw_tracks
 from normscope.report.figures.trial import forecast_charts, ladder_charts, single_looks
 from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
-from normscope.report.sites import compress
+from normscope.report.sites import compress, number_runs
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import budget_in_words, norms_in_words
 from normscope.rules.remedies import REMEDIES
@@ -203,18 +203,8 @@ def _block_numbers(places: Sequence[tuple[StackPlace, BlockPlace]], layout: Layo
         numbers = [block.number for place, block in places if place is stack]
         if numbers:
             name = f"{stack.stack.name} " if len(layout.stacks) > 1 else ""
-            parts.append(f"{name}block{'s' if len(numbers) > 1 else ''} {_runs(numbers)}")
+            parts.append(f"{name}block{'s' if len(numbers) > 1 else ''} {number_runs(numbers)}")
     return ", ".join(parts)
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
 def _keys(layout: Layout) -> list[tuple[str, Markup]]:

@@ -38,6 +38,21 @@ def compress(sites: Iterable[str], most: int = 4) -> str:
     return (_counted(families, split, place) or listed) if len(listed) > _WIDE else listed
 
 
+def number_runs(numbers: Iterable[int]) -> str:
+    """Ascending numbers with their runs folded.
+
+    >>> number_runs([0, 1, 2, 5])
+    '0–2, 5'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
 def shorten(name: str, width: int) -> str:
     """`name` in at most `width` columns, its end kept: that is where the block's number is."""
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]
