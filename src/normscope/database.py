@@ -10,6 +10,9 @@ from typing import Any
 
 from normscope.errors import UsageError
 
+STORES = (".db", ".sqlite", ".sqlite3")
+"""Endings of a file that is taken for a store even if it does not exist, or is another file."""
+
 
 @dataclass(frozen=True)
 class Database:
@@ -164,6 +167,14 @@ LOG_MAGIC = b"\x37\x7f\x06"
 def is_sqlite(path: Path) -> bool:
     """True for a file of SQLite, by its first bytes; its application_id may still be in its log."""
     return _begins(path, MAGIC)
+
+
+def is_store(model: str) -> bool:
+    """True where MODEL is the store of a run: a SQLite file by its content, or a name such as run.db."""
+    path = Path(model)
+    if is_sqlite(path):
+        return True
+    return ":" not in model and (path.suffix.lower() in STORES or is_sqlite_log(Path(f"{model}-wal")))
 
 
 def is_sqlite_log(path: Path) -> bool:

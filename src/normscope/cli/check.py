@@ -16,7 +16,7 @@ from normscope.cli.options import FailOn, option
 from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.completion import complete_codes
-from normscope.database import is_sqlite, is_sqlite_log
+from normscope.database import is_store
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ OF_SCRIPT |= {*OF_SHOWING}
 
 OF_STORE = {"model", "select", "ignore", "format", "output", "fail_on", "traceback"}
 """Parameters that the check of a run's store takes; it measures nothing anew."""
-STORES = (".db", ".sqlite", ".sqlite3")
-"""Endings of a file that is taken for a store even if it does not exist, or is another file."""
 
 
 SCRIPT = "normscope.script"
@@ -258,14 +256,6 @@ def _of_script(context: typer.Context, format: Format) -> int:
         if not outcome.is_interrupted and (outcome.is_whole or exit_status(outcome.report, given["fail_on"])):
             return exit_status(outcome.report, given["fail_on"])
     return 130 if outcome.is_interrupted else 2
-
-
-def is_store(model: str) -> bool:
-    """True where MODEL is the store of a run: a SQLite file by its content, or a name such as run.db."""
-    path = Path(model)
-    if is_sqlite(path):
-        return True
-    return ":" not in model and (path.suffix.lower() in STORES or is_sqlite_log(Path(f"{model}-wal")))
 
 
 def _of_store(context: typer.Context, format: Format) -> int:

@@ -1,55 +1,162 @@
 """Sides of a comparison from what the user gives: texts, modules, runs and reports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from normscope.compare.commands import is_commands, of_commands
+from normscope.compare.remote import RemoteSide
+from normscope.compare.revisions import Revision, check_out, split
+from normscope.compare.saved import saved_report, saved_run
 from normscope.compare.side import LiveSide, SavedSide, Settings, Side
-from normscope.errors import UsageError
+from normscope.database import is_store
+from normscope.errors import UsageError, suggest
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.subjects import Run, Subject, load_to_read, make_subject
 from normscope.subjects.rng import seeded
+from normscope.subjects.spec import parse
 
-Given = str | nn.Module | Subject | Run | Report | Callable[[], nn.Module] | Any
-"""One side, as it is given: see `normscope.diff`."""
+Given = Any
+"""One side, as it is given: str | Path | nn.Module | Subject | Run | Report | Callable[[], nn.Module]."""
 
 
 @contextmanager
 def opened(a: Given, b: Given, settings: Settings, batch: Any = None) -> Iterator[tuple[Side, Side]]:
     """The two sides; their processes and temporary files end with the context.
 
+    Code of the user's that both sides would import gets a process of its own: two files may each have their
+    own `blocks.py` beside them, and an import can change classes that the other side uses.
+
     Raises:
         UsageError: one of them cannot be used.
     """
+    a, b = (str(each) if isinstance(each, Path) else each for each in (a, b))
+    is_apart_b = _is_code(b) and not _is_alone(a) and _code(a) != _code(b)
+    is_apart_a = _is_code(a) and not _is_alone(b) and not _is_code(b)
     with ExitStack() as held:
-        sides = []
-        for given in (a, b):
-            side = side_of(given, settings, batch)
+        sides: list[Side] = []
+        for given, is_apart in ((a, is_apart_a), (b, is_apart_b)):  # processes load while others do
+            side = side_of(given, settings, batch, is_apart=is_apart)
             held.callback(side.close)
             sides.append(side)
+        for side in sides:
+            if isinstance(side, RemoteSide):
+                side.load()
         yield sides[0], sides[1]
 
 
-def side_of(given: Given, settings: Settings, batch: Any = None) -> Side:
-    """The side that `given` names."""
-    if isinstance(given, str):
-        return _of_text(given, settings)
-    return _of_object(as_run(given), settings, batch)
+def side_of(given: Given, settings: Settings, batch: Any = None, *, is_apart: bool = False) -> Side:
+    """The side that `given` names; `is_apart` loads a MODEL in a process of its own."""
+    if not isinstance(given, str):
+        return _of_object(as_run(given), settings, batch)
+    if given.startswith("git:"):
+        return _of_revision(given, settings)
+    if is_store(given):
+        return saved_run(Path(given))
+    if is_commands(given):
+        return of_commands(given, settings)
+    if ":" not in given and (given.endswith(".json") or Path(given).is_file()):
+        _require_no_source(given)
+        return saved_report(Path(given))
+    _require_no_folder(given)
+    return RemoteSide(given, given, settings) if is_apart else live_side(given, settings)
 
 
-def _of_text(spec: str, settings: Settings) -> Side:
+def live_side(spec: str, settings: Settings) -> LiveSide:
+    """The side of a MODEL, in this process."""
+
     def build(seed: int) -> nn.Module:
         return load_to_read(spec, **settings.loading() | {"seed": seed, "batch_size": 1}).model
 
     return LiveSide(load_to_read(spec, **settings.loading()), settings, build)
 
 
+def _of_revision(text: str, settings: Settings) -> RemoteSide:
+    name, model = split(text)
+    revision = check_out(name, text)
+    try:
+        return RemoteSide(text, _below(revision, model, text), settings, revision)
+    except BaseException:
+        revision.close()
+        raise
+
+
+def _below(revision: Revision, model: str, text: str) -> str:
+    """The MODEL with a path that holds in the folder of the revision.
+
+    Raises:
+        UsageError: the revision has no such file.
+    """
+    path, colon, rest = model.partition(":")
+    if not path.endswith(".py") and "/" not in path:
+        parse(model)
+        return model
+    place = Path(path).expanduser()
+    files = revision.root / "files"
+    if place.is_absolute() and place.is_relative_to(revision.top):
+        place = files / place.relative_to(revision.top)
+    if not (revision.here / place).is_file():
+        same = [f.relative_to(files).as_posix() for f in sorted(files.rglob(place.name))]
+        do = f"its files of that name: {', '.join(same[:3])}" if same else ""
+        names = [each.relative_to(revision.here).as_posix() for each in revision.here.rglob("*.py")]
+        raise UsageError(
+            f'"{path}" of "{text}" (not found)',
+            f"a Python file of revision {revision.name}, from the current folder",
+            do or suggest(path, names, f"see `git ls-tree -r --name-only {revision.name}`"),
+        )
+    return f"{place}{colon}{rest}"
+
+
+def _require_no_source(given: str) -> None:
+    """Raise UsageError for a file that only needs another spelling."""
+    if given.endswith(".py"):
+        parse(given)
+    if given.endswith((".html", ".htm")):
+        do = "give the JSON of the same check: --format json"
+        raise UsageError(f'"{given}" (a page)', "report.json, run.db or a MODEL", do)
+
+
+def _require_no_folder(given: str) -> None:
+    """Raise UsageError for a bare folder of weights, with the MODEL that reads it."""
+    if ":" not in given and Path(given).is_dir():
+        if (Path(given) / "config.json").is_file():
+            raise UsageError(f'"{given}" (a folder)', "a MODEL", f'write "hf:{given}" or "nn:{given}"')
+        parse(given)
+
+
+def _is_code(given: Given) -> bool:
+    """Whether a side is code of the user's that this process would import."""
+    if not isinstance(given, str) or given.startswith(("git:", "nn:", "hf:")) or ":" not in given:
+        return False
+    return not is_commands(given) and not is_store(given)
+
+
+def _is_alone(given: Given) -> bool:
+    """Whether a side shares no code with this process: a revision or a report."""
+    if not isinstance(given, str):
+        return isinstance(given, Report)
+    return given.startswith("git:") or (not _is_code(given) and not given.startswith(("nn:", "hf:")))
+
+
+def _code(given: Given) -> str:
+    """File or module of a side that is code of the user's; "" of others."""
+    if not _is_code(given):
+        return ""
+    name = str(given).partition(",")[0].rpartition(":")[0]
+    return str(Path(name).resolve()) if name.endswith(".py") or "/" in name else name
+
+
 def _of_object(given: Any, settings: Settings, batch: Any) -> Side:
+    from normscope.monitor.after import RunReport
+
     if isinstance(given, Report):
         return SavedSide(given.model, given.to_dict())
+    if isinstance(given, RunReport):
+        return SavedSide(str(given.scene.path), given.to_dict())
     if isinstance(given, Subject):
         return LiveSide(given, settings)
     if isinstance(given, nn.Module | Run):
