@@ -102,7 +102,7 @@ def _commit(revision: str, spec: str, top: Path) -> str:
 
 
 def _write_files(spec: str, folder: Path, commit: str, into: Path) -> tuple[str, ...]:
-    """Write the files of a commit of the repository at `folder`, and of its submodules; notes on missing ones.
+    """Write the files of a commit of the repository at `folder` and of its submodules; note missing ones.
 
     An index of our own is used: `git archive` leaves out what .gitattributes marks as export-ignore.
     """
