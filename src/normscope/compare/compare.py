@@ -6,7 +6,7 @@ What is called, with A and B as `Side` (side.py):
     structure.structure_of(subject, anatomy) → Place              in the model's process, by `side.read`
     structure.structure_of_report(report) → Place
     align.align(a: Place, b: Place) → Pair
-    structure.compare(rows: Pair) → Outcome
+    structure.compare_structures(rows: Pair) → tuple[Difference, ...]
     start.start_of(build, anatomy, seeds) → plain data            in the model's process, by `side.start`
     start.compare(a, b, rows) → Outcome
     recipe.recipe_of(subject, anatomy) → plain data or None       in the model's process, by `side.read`
@@ -251,7 +251,9 @@ def _align(run: Comparison) -> None:
 
 
 def _structure(run: Comparison) -> Outcome:
-    return _file("structure").compare(run.rows)
+    found = _file("structure").compare_structures(run.rows)
+    said = "" if found else "the same structure"
+    return Outcome(Compared(Part.STRUCTURE, "whole", (), said), found)
 
 
 def _start(run: Comparison) -> Outcome:
