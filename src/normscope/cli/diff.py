@@ -126,8 +126,22 @@ def command(
 
 
 def exit_status(diff: "Diff", failing: "tuple[Part, ...] | None") -> int:
-    """1 if a part of `failing` has a difference, else 0; None is all parts."""
-    return int(any(failing is None or each.part in failing for each in diff.differences))
+    """1 if a part of `failing` has a difference, else 0; None is all parts.
+
+    2 where that is not known: a part of `failing`, or every part, was not compared. A line on stderr says so.
+    """
+    if any(failing is None or each.part in failing for each in diff.differences):
+        return 1
+    missing = {each.part: each for each in diff.parts if each.how == "not"}
+    if failing is None and len(missing) == len(diff.parts):
+        print("normscope: no part was compared; the reasons stand above", file=sys.stderr)
+        return 2
+    for part in failing or ():
+        if part in missing or part not in {each.part for each in diff.parts}:
+            why = " ".join(missing[part].why) if part in missing else "it is not in --parts"
+            print(f"normscope: --fail-on {part}, which was not compared: {why}", file=sys.stderr)
+            return 2
+    return 0
 
 
 def command_of(context: typer.Context) -> str:
@@ -142,29 +156,20 @@ def command_of(context: typer.Context) -> str:
 
 def _write(diff: "Diff", format: Format, output: Path | None, command: str) -> None:
     """Write the comparison in `format` to stdout or a file; `command` is the call that made it."""
-    import importlib.util
-
-    if importlib.util.find_spec("normscope.compare.text") is None:  # until the view is there
-        lines = [f"{each.part}: {each.how} {each.said}{' '.join(each.why)}" for each in diff.parts]
-        emit("\n".join([*lines, *(each.message for each in diff.differences)]) + "\n", output)
-        return
-    from normscope.compare.document import to_json
-    from normscope.compare.markdown import render_markdown
-    from normscope.compare.page import render_html
-    from normscope.compare.text import print_diff, render_text
+    from normscope.compare.text import print_diff
 
     if format is Format.HTML and output is None and sys.stdout.isatty():
         output = Path("normscope-diff.html")  # a terminal cannot show a page
     if format is Format.HTML:
-        emit(render_html(diff, command), output, instead=lambda: render_text(diff))
+        emit(diff.to_html(command=command), output, instead=diff.to_text)
     elif format is Format.JSON:
-        emit(to_json(diff) + "\n", output)
+        emit(diff.to_json() + "\n", output)
     elif format is Format.MARKDOWN:
-        emit(render_markdown(diff, command), output)
+        emit(diff.to_markdown(command), output)
     elif output is None:
         print_diff(diff)
     else:
-        emit(render_text(diff), output)
+        emit(diff.to_text(), output)
     if output is not None:
         count = len(diff.differences)
         said = "no difference" if not count else f"{count} difference{'s' if count > 1 else ''}"

@@ -138,12 +138,15 @@ def diff(
     options = dict(check) if isinstance(check, Mapping) else {}
     settings = Settings(seed, batch_size, seq_len, text, device, dtype, options)
     told = progress or (lambda stage, done, total: None)
+    before = time.perf_counter()
+    told("loading", 0, len(wanted) + 2)
     with only_once(), opened(a, b, settings, batch) as (side_a, side_b):
         both_saved = side_a.is_saved and side_b.is_saved
         is_checked = (
             bool(check) or check == {} or both_saved or (parts is not None and Part.VERDICT in wanted)
         )
         run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, reraise)
+        run.cost["loading"] = round(time.perf_counter() - before, 4)
         try:
             _compare(run, told)
         except KeyboardInterrupt as stop:
@@ -182,14 +185,15 @@ def _map_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 def _compare(run: Comparison, progress: Progress) -> None:
     """Compare the parts that are wanted."""
-    progress("reading", 0, len(run.parts) + 1)
+    total = len(run.parts) + 2
+    progress("reading", 1, total)
     with run.timed("reading"):
         _align(run)
-    for done, part in enumerate(run.parts, start=1):
-        progress(str(part), done, len(run.parts) + 1)
+    for done, part in enumerate(run.parts, start=2):
+        progress(str(part), done, total)
         with run.timed(str(part)):
             run.outcomes[part] = _outcome(run, part)
-    progress("done", len(run.parts) + 1, len(run.parts) + 1)
+    progress("done", total, total)
 
 
 def _outcome(run: Comparison, part: Part) -> Outcome:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -183,3 +184,46 @@ class Diff:
     def is_same(self) -> bool:
         """Whether no part found a difference; parts that were not compared say nothing."""
         return not self.differences
+
+    def to_text(self, width: int = 110) -> str:
+        """The comparison as plain text of `width` columns."""
+        from normscope.compare.text import render_text  # it reads Diff
+
+        return render_text(self, width)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain data that strict JSON can hold, in the schema of schemas/diff.json."""
+        from normscope.compare.document import to_dict  # it reads Diff
+
+        return to_dict(self)
+
+    def to_json(self) -> str:
+        """One JSON object, indented."""
+        from normscope.compare.document import to_json  # it reads Diff
+
+        return to_json(self)
+
+    def to_markdown(self, command: str | None = None) -> str:
+        """The comparison for a pull request; `command` is the shell command that made it."""
+        from normscope.compare.markdown import render_markdown  # it reads Diff
+
+        return render_markdown(self, command)
+
+    def to_html(self, path: str | Path | None = None, *, command: str | None = None) -> str:
+        """The comparison as one self-contained HTML page.
+
+        Args:
+            path: file to write it to; None only returns it.
+            command: shell command that made the comparison.
+        """
+        from normscope.compare.page import render_html  # it reads Diff
+
+        page = render_html(self, command)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def __repr__(self) -> str:
+        """The two and the names of their differences, for a prompt: the whole would fill pages."""
+        names = ", ".join(dict.fromkeys(each.name for each in self.differences))
+        return f"<Diff of {self.a} and {self.b}: {names or 'no difference'}>"
