@@ -1,4 +1,4 @@
-"""Checks for a user's own test suite: `assert_healthy`, also as a fixture of a pytest plugin; `assert_same_model`.
+"""Checks for a test suite: `assert_healthy`, also as a fixture of a pytest plugin, and `assert_same_model`.
 
 from normscope.testing import assert_healthy, assert_same_model
 
