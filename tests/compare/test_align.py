@@ -3,7 +3,7 @@
 import pytest
 
 from normscope.compare.align import align, regrouped
-from normscope.compare.structure import compare_structures
+from normscope.compare.differences import compare_structures
 from normscope.compare.types import Difference, Pair, Place
 
 DEPTH = 6

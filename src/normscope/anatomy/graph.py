@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy.calls import Call
@@ -69,6 +70,8 @@ class Value:
         number: the value of a one-valued tensor that depends on neither.
         looks_normed: kind of norm that an opaque op's output equals, by comparison on real tensors.
         causal: whether everything above the diagonal of a square softmax is zero.
+        reach: the most positions back and ahead of the diagonal at which a square softmax is not zero.
+        data: the tensor of a leaf that has real elements, for `Replay`.
         axes: what each axis counts.
         norm, norms_behind: the norm that ends here; the norms that start here.
         sum: the residual sum that ends here.
@@ -87,6 +90,8 @@ class Value:
     number: float | None = None
     looks_normed: str | None = None
     causal: bool | None = None
+    reach: tuple[int, int] | None = None
+    data: Tensor | None = None
     users: list[Op] = field(default_factory=list)
     axes: tuple[Axis, ...] = ()
     norm: "FoundNorm | None" = None
@@ -160,12 +165,20 @@ class Gap:
 
 @dataclass(eq=False)
 class Graph:
-    """Ops in the order they ran."""
+    """Ops in the order they ran.
+
+    Attributes:
+        outputs: the floating-point tensors that the model returned.
+        dropouts: inputs and rates of the calls of `torch.nn.functional.dropout`, which does nothing in eval
+            mode and leaves no op.
+    """
 
     values: list[Value] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     written_bytes: int = 0
     opaque: list[Op] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    dropouts: list[tuple[Value, float]] = field(default_factory=list)
 
 
 def search(start: Iterable[Value], step: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:

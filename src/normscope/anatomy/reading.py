@@ -55,10 +55,10 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
     return assemble(record_forward(model, batch))
 
 
-def record_forward(model: nn.Module, batch: Batch) -> Graph:
-    """The graph of one forward of `model` on `batch`; buffers and random state are restored."""
+def record_forward(model: nn.Module, batch: Batch, with_dropouts: bool = False) -> Graph:
+    """The graph of one forward of `model` on `batch`, see `record`; buffers and random state are restored."""
     with _same_world(model, batch) as here, untouched(model), measuring(model):
-        return record(model, lambda: call_model(model, here), here)
+        return record(model, lambda: call_model(model, here), here, with_dropouts)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ Custom ops are opaque. On real tensors their output is compared with the norms o
 fused norm kernel is recognised by its result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,15 @@ class Recorder(TorchDispatchMode):
         self._write(func, read_args, read_kwargs, args, kwargs, result)
         return result
 
+    def note_outputs(self, result: Any) -> None:
+        """Keep the values of the tensors that the model returned."""
+        tensors = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point()]
+        self.graph.outputs = [self._read(t) for t in tensors]
+
+    def note_dropout(self, tensor: Tensor, rate: float) -> None:
+        """Keep the input and the rate of a dropout."""
+        self.graph.dropouts.append((self._read(tensor), float(rate)))
+
     def _write(
         self, func: Any, args: Any, kwargs: Any, real_args: Any, real_kwargs: dict[str, Any], result: Any
     ) -> None:
@@ -131,7 +141,7 @@ class Recorder(TorchDispatchMode):
         if not value.live and not value.learnt:
             value.number = _number(tensor)
         if op.base in SOFTMAX:
-            value.causal = _is_causal(tensor)
+            value.causal, value.reach = _is_causal(tensor), _reach(tensor)
 
     def _value(self, op: Op, index: int, shape: tuple[int, ...], floating: bool) -> Value:
         value = Value(len(self.graph.values), op, index, shape, floating)
@@ -171,6 +181,7 @@ class Recorder(TorchDispatchMode):
         shape, floating = tuple(tensor.shape), tensor.is_floating_point()
         value = Value(len(self.graph.values), None, 0, shape, floating, origin, name)
         value.live, value.learnt = origin == "input", origin == "parameter"
+        value.data = tensor.detach() if _is_real(tensor) else None
         if origin in {"buffer", "constant"}:
             value.number = _number(tensor)
         self.graph.values.append(value)
@@ -274,9 +285,44 @@ def _is_causal(tensor: Tensor) -> bool | None:
     return None if bool(later.isnan().any()) else not bool(later.any())
 
 
-def record(model: nn.Module, run: Callable[[], Any], inputs: Any) -> Graph:
-    """The graph of one `run()`, a forward of `model` on the tensors in `inputs`."""
+def _reach(tensor: Tensor) -> tuple[int, int] | None:
+    """How far back and ahead of the diagonal a square attention looks; None where that is unknown."""
+    if _is_causal(tensor) is None:
+        return None
+    weights = (tensor.detach() != 0).flatten(end_dim=-2).unflatten(0, (-1, tensor.shape[-2])).any(0)
+    rows = weights.any(1).nonzero()[:, 0]
+    if not len(rows):
+        return None
+    seen = weights[rows].to(torch.uint8)
+    first, last = seen.argmax(1), tensor.shape[-1] - 1 - seen.flip(1).argmax(1)
+    return max(int((rows - first).max()), 0), max(int((last - rows).max()), 0)
+
+
+@contextmanager
+def _dropouts_noted(recorder: Recorder) -> Iterator[None]:
+    """Note the input and the rate of every call of `torch.nn.functional.dropout`."""
+    plain = nn.functional.dropout
+
+    def noted(input: Tensor, p: float = 0.5, *args: Any, **kwargs: Any) -> Tensor:
+        recorder.note_dropout(input, p)
+        return plain(input, p, *args, **kwargs)
+
+    nn.functional.dropout = noted
+    try:
+        yield
+    finally:
+        nn.functional.dropout = plain
+
+
+def record(model: nn.Module, run: Callable[[], Any], inputs: Any, with_dropouts: bool = False) -> Graph:
+    """The graph of one `run()`, a forward of `model` on the tensors in `inputs`.
+
+    Args:
+        with_dropouts: note the calls of dropout too, for which PyTorch's function is replaced during the run.
+    """
     recorder = Recorder(model, inputs)
-    with recorder.calls.watching(), torch.enable_grad(), recorder:
-        run()
+    noting = _dropouts_noted(recorder) if with_dropouts else nullcontext()
+    with recorder.calls.watching(), torch.enable_grad(), noting, recorder:
+        result = run()
+    recorder.note_outputs(result)
     return recorder.graph

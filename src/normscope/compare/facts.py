@@ -38,29 +38,45 @@ _HAS = {True: "present", False: "absent"}
 _OFFSET = {0.0: "w", 1.0: "1 + w"}
 
 FACTS: dict[str, Fact] = {
-    "vocabulary": Fact("model", "The number of token embeddings is"),
     "outputs": Fact("model", "The number of outputs of the head is"),
-    "positions": Fact("model", "The position embedding at the input is"),
-    "position_offset": Fact("model", "The first position is number", needs=("positions",)),
-    "context": Fact("model", "The number of position embeddings is", needs=("positions",)),
-    "embedding_scale": Fact("model", "The factor on the token embeddings is"),
-    "embedding_norm": Fact("model", "The norm after the embeddings is"),
-    "embedding_norm_eps": Fact(
-        "model", "The ε of the norm after the embeddings is", needs=("embedding_norm",)
-    ),
-    "embedding_dropout": Fact("model", "The dropout rate after the embeddings is"),
     "tied_head": Fact("model", "The head's weight is", {True: "the embedding's", False: "its own"}),
-    "head_bias": Fact("model", "The head's bias is", _HAS),
+    "head_maps": Fact("model", "The number of linear maps after the last block is", needs=("outputs",)),
+    "head_norms": Fact("model", "The number of norms in the head is", needs=("outputs",)),
+    "head_bias": Fact("model", "The head's bias is", _HAS, needs=("outputs",)),
     "head_scale": Fact("model", "The factor on the output logits is"),
     "head_cap": Fact("model", "The soft cap of the output logits is"),
     "width": Fact("stack", "The width of the stream is"),
+    "vocabulary": Fact("stack", "The number of token embeddings is"),
+    "embedding_width": Fact("stack", "The width of the token embeddings is"),
+    "embedding_maps": Fact("stack", "The number of linear maps after the embeddings is"),
+    "patch": Fact("stack", "The size of a patch is"),
+    "token_types": Fact("stack", "The number of token types is"),
+    "positions": Fact("stack", "The position embeddings at the input are"),
+    "position_offset": Fact("stack", "The number of the first position is", needs=("positions",)),
+    "position_scale": Fact("stack", "The factor on the position embeddings is", needs=("positions",)),
+    "context": Fact("stack", "The number of position embeddings is", needs=("positions",)),
+    "embedding_scale": Fact("stack", "The factor on the token embeddings is"),
+    "embedding_norm": Fact("stack", "The norm after the embeddings is"),
+    "embedding_norm_eps": Fact(
+        "stack", "The ε of the norm after the embeddings is", needs=("embedding_norm",)
+    ),
+    "embedding_norm_gain": Fact(
+        "stack", "The gain of the norm after the embeddings is", _GAIN, needs=("embedding_norm",)
+    ),
+    "embedding_norm_bias": Fact(
+        "stack", "The bias of the norm after the embeddings is", _HAS, needs=("embedding_norm",)
+    ),
+    "embedding_norm_offset": Fact(
+        "stack", "The norm after the embeddings multiplies by", _OFFSET, needs=("embedding_norm",)
+    ),
+    "embedding_dropout": Fact("stack", "The dropout rate after the embeddings is"),
+    "long_skips": Fact("stack", "The number of long skips is"),
     "final_norm": Fact("stack", "The final norm is"),
     "final_norm_eps": Fact("stack", "The final norm's ε is", needs=("final_norm",)),
     "final_norm_gain": Fact("stack", "The final norm's gain is", _GAIN, needs=("final_norm",)),
     "final_norm_bias": Fact("stack", "The final norm's bias is", _HAS, needs=("final_norm",)),
     "final_norm_offset": Fact("stack", "The final norm multiplies by", _OFFSET, needs=("final_norm",)),
-    "long_skips": Fact("stack", "The number of long skips is"),
-    "stack_dropout": Fact("stack", "The dropout rate after the final norm is"),
+    "has_final_norm": Fact("stack", "The final norm is", _HAS),
     "parallel": Fact("block", "The branches are", {True: "parallel", False: "one after the other"}),
     "kind": Fact("branch", "The branch is"),
     "placement": Fact("branch", "The placement of the norms is"),
@@ -74,7 +90,6 @@ FACTS: dict[str, Fact] = {
     "join": Fact("branch", "The branch joins the stream by"),
     "stream_scale": Fact("branch", "The factor on the stream is"),
     "branch_scale": Fact("branch", "The factor on the branch is"),
-    "branch_scale_width": Fact("branch", "The learnt scale of the branch has entries:", needs=("join",)),
     "heads": Fact("branch", "The number of heads is"),
     "kv_heads": Fact("branch", "The number of key and value heads is"),
     "head_width": Fact("branch", "The width of a head is"),
@@ -84,6 +99,12 @@ FACTS: dict[str, Fact] = {
     ),
     "qk_norm_kind": Fact("branch", "The norm on queries and keys is of the kind", needs=("qk_norm",)),
     "qk_norm_eps": Fact("branch", "The ε of the norm on queries and keys is", needs=("qk_norm",)),
+    "qk_norm_gain": Fact(
+        "branch", "The gain of the norm on queries and keys is", _GAIN, needs=("qk_norm", "qk_norm_kind")
+    ),
+    "qk_norm_offset": Fact(
+        "branch", "The norm on queries and keys multiplies by", _OFFSET, needs=("qk_norm", "qk_norm_kind")
+    ),
     "value_norm": Fact("branch", "The norm on the values is", _HAS),
     "causal": Fact("branch", "The attention is", {True: "causal", False: "bidirectional"}),
     "window": Fact("branch", "The attention's window in tokens is"),
@@ -97,7 +118,6 @@ FACTS: dict[str, Fact] = {
         "branch", "The scaling of the rotary positions is", needs=("attention_positions",)
     ),
     "sinks": Fact("branch", "A learnt sink in the attention's softmax is", _HAS),
-    "output_gate": Fact("branch", "A gate before the output projection is", _HAS),
     "hidden_width": Fact("branch", "The hidden width is"),
     "gated": Fact("branch", "The hidden layer is", {True: "gated", False: "not gated"}),
     "activation": Fact("branch", "The activation is"),

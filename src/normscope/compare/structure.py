@@ -1,20 +1,149 @@
-"""Structure of a model as places with facts, and the differences between two aligned structures."""
+"""Structure of a model as places with facts, read from the dataflow of one forward.
 
-from collections.abc import Iterator, Mapping
+`read_structure` records once and gives the anatomy and the structure. Facts come from the recorded graph:
+which op reads what, and what a part of it computes (`normscope.anatomy.replay`). Names of modules and classes
+play no part, except for the dropout rate of a fused attention.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from normscope.anatomy import Anatomy
-from normscope.anatomy.types import Branch, Norm, Stack, at_call
-from normscope.compare.facts import FACTS, differing, name_of, sentence
-from normscope.compare.types import Difference, Pair, Part, Place
+from torch import nn
+
+from normscope.anatomy import Anatomy, named_modules, named_parameters
+from normscope.anatomy.assemble import assemble
+from normscope.anatomy.branches import FoundBranch
+from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.inside import entry_scale, inner_norm
+from normscope.anatomy.projections import parameter_of
+from normscope.anatomy.reading import record_forward
+from normscope.anatomy.replay import Replay
+from normscope.anatomy.types import Block, Branch, Site, Stack, at_call
+from normscope.compare.activation import hidden_maps, read_activation
+from normscope.compare.attention import attention_facts
+from normscope.compare.dropouts import dropout_facts
+from normscope.compare.ends import entry_facts, head_facts
+from normscope.compare.norms import bias_of, norm_facts
+from normscope.compare.types import Place
 from normscope.subjects import Subject
 
-Sites = list[tuple[str | None, str | None]]
+_REPORTED = ("kind", "placement", "norm", "join", "stream_scale", "branch_scale")
+Facts = dict[str, Any]
 
 
-def structure_of(subject: Subject, anatomy: Anatomy) -> Place:
-    """The structure of a model from its reading."""
-    return Place("model", "", {}, tuple(_stack(stack) for stack in anatomy.stacks))
+def read_structure(subject: Subject) -> tuple[Anatomy, Place]:
+    """Anatomy and structure of a model, from one recorded forward.
+
+    Raises:
+        Exception: whatever the model's forward raises on the subject's batch.
+    """
+    graph = record_forward(subject.model, subject.batch, with_dropouts=True)
+    anatomy = assemble(graph)
+    return anatomy, structure_of(subject, anatomy, graph)
+
+
+def structure_of(subject: Subject, anatomy: Anatomy, graph: Graph | None = None) -> Place:
+    """The structure of a model from its reading; without its graph, another forward is recorded."""
+    if graph is None:
+        graph = record_forward(subject.model, subject.batch, with_dropouts=True)
+        assemble(graph)  # it writes norms and sums onto the values
+    return _Reader(subject.model, anatomy, graph).model()
+
+
+class _Reader:
+    """Reads the facts of one model from its graph."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, graph: Graph) -> None:
+        self.anatomy, self.graph = anatomy, graph
+        self.parameters = dict(named_parameters(model, remove_duplicate=False))
+        self.modules = dict(named_modules(model))
+        self.replay = Replay(graph)
+        sums = dict.fromkeys(v.sum for v in graph.values if v.sum is not None)
+        branches = [branch for each in sums for branch in each.branches]
+        self.found = {(b.sum.value.site, b.output.site): b for b in branches}
+        self.at: dict[Site, Value] = {}
+        for value in graph.values:
+            if value.op is not None or value.users:
+                self.at.setdefault(value.site, value)
+        self.tables: set[Value] = {
+            v.inputs[0] for v in graph.values if v.base == "embedding" and v.inputs[0].is_weight
+        }
+
+    def model(self) -> Place:
+        """The whole model."""
+        stacks = tuple(map(self.stack, self.anatomy.stacks))
+        facts: Facts = {}
+        hidden = self.at.get(self.anatomy.stacks[-1].hidden) if self.anatomy.stacks else None
+        if hidden is not None:
+            facts |= head_facts(self.graph, hidden, self.tables, self.replay)
+        return Place("model", "", facts, stacks)
+
+    def stack(self, stack: Stack) -> Place:
+        """A stack, from its embeddings to its final norm."""
+        facts: Facts = {"role": stack.name.split("-")[0], "long_skips": len(stack.long_skips)}
+        entry = self.at.get(stack.blocks[0].entry)
+        if entry is not None:
+            facts["width"] = entry.shape[-1]
+            facts |= entry_facts(entry, self.parameters, self.replay)
+            facts["embedding_dropout"] = self._dropout_at(entry)
+        final = stack.final_norm
+        norm = self.at[final.output].norm if final is not None and final.output in self.at else None
+        if final is None or norm is not None:
+            facts |= norm_facts([norm] if norm is not None else [], self.parameters, "final_norm")
+        return Place("stack", stack.name, facts, tuple(map(self.block, stack.blocks)))
+
+    def block(self, block: Block) -> Place:
+        """A block with its branches."""
+        sums = [branch.sum for branch in block.branches]
+        facts: Facts = {"parallel": len(set(sums)) < len(sums)} if len(sums) > 1 else {}
+        branches = (Place("branch", branch.site, self.branch(branch)) for branch in block.branches)
+        return Place("block", block.site, facts, tuple(branches))
+
+    def branch(self, branch: Branch) -> Facts:
+        """Facts of a branch."""
+        facts: Facts = {fact: getattr(branch, fact) for fact in _REPORTED}
+        found = self.found.get((branch.sum, branch.output))
+        if found is None:
+            return facts
+        names = {projection.parameter: projection.roles for projection in branch.projections}
+        roles = {op: names.get(_name(op), ()) for op in found.mixers}
+        facts |= norm_facts(found.norms, self.parameters, "norm")
+        facts["entry_scale"] = entry_scale(found)
+        facts["inner_norm"] = inner_norm(found)
+        facts["bias"] = _biases(roles)
+        facts |= attention_facts(found, roles, self.modules, self.replay)
+        facts |= dropout_facts(found, self.graph, self.modules)
+        if branch.kind == "feed-forward":
+            facts |= self._feed_forward(found, roles)
+        return facts
+
+    def _feed_forward(self, found: FoundBranch, roles: dict[Op, tuple[str, ...]]) -> Facts:
+        downs = {_name(op) for op, each in roles.items() if "down" in each}
+        maps = hidden_maps(found, roles)
+        if maps is None:
+            return {}
+        starts, end, down = maps
+        weight = parameter_of(down)
+        experts = weight.shape[0] if weight is not None and len(weight.shape) == 3 else len(downs)
+        facts: Facts = {"hidden_width": end.shape[-1], "experts": experts}
+        read = read_activation(starts, end, self.replay)
+        return facts if read is None else facts | {"activation": read[0], "gated": read[1]}
+
+    def _dropout_at(self, entry: Value) -> float:
+        """The largest rate before the first block."""
+        return max((rate for value, rate in self.graph.dropouts if value.index <= entry.index), default=0.0)
+
+
+def _name(op: Op) -> str:
+    parameter = parameter_of(op)
+    return (parameter.name or "") if parameter is not None else ""
+
+
+def _biases(roles: Mapping[Op, Iterable[str]]) -> list[str]:
+    """Roles of the projections that add a bias."""
+    order = ("q", "k", "v", "o", "gate", "up", "down", "other")
+    found = {role for op, each in roles.items() if bias_of(op) is not None for role in each}
+    return [role for role in order if role in found]
 
 
 def structure_of_report(report: Mapping[str, Any]) -> Place:
@@ -23,99 +152,20 @@ def structure_of_report(report: Mapping[str, Any]) -> Place:
     return Place("model", "", {}, tuple(map(_reported_stack, stacks)))
 
 
-_REPORTED = ("kind", "placement", "norm", "join", "stream_scale", "branch_scale")
-
-
 def _reported_stack(stack: Mapping[str, Any]) -> Place:
-    name = stack["name"]
-    facts = {"role": name.split("-")[0], "long_skips": len(stack.get("long_skips", []))}
-    if not stack["final_norm"]:
-        facts["final_norm"] = None
+    facts: Facts = {"role": stack["name"].split("-")[0], "long_skips": len(stack.get("long_skips", []))}
     blocks = (
         Place(
             "block",
             at_call(block["path"], block["call"]),
             {},
-            tuple(
-                Place("branch", branch["path"], {fact: branch[fact] for fact in _REPORTED})
-                for branch in block["branches"]
-            ),
+            tuple(map(_reported_branch, block["branches"])),
         )
         for block in stack["blocks"]
     )
-    return Place("stack", name, facts, tuple(blocks))
+    facts["has_final_norm"] = stack["final_norm"]
+    return Place("stack", stack["name"], facts, tuple(blocks))
 
 
-def _stack(stack: Stack) -> Place:
-    facts = {"role": stack.name.split("-")[0], "long_skips": len(stack.long_skips)}
-    facts |= _norm_facts((stack.final_norm,) if stack.final_norm else (), "final_norm")
-    blocks = (
-        Place("block", block.site, {}, tuple(Place("branch", b.site, _branch(b)) for b in block.branches))
-        for block in stack.blocks
-    )
-    return Place("stack", stack.name, facts, tuple(blocks))
-
-
-def _branch(branch: Branch) -> dict[str, Any]:
-    facts = {fact: getattr(branch, fact) for fact in _REPORTED}
-    return facts | {k: v for k, v in _norm_facts(branch.norms, "norm").items() if k != "norm"}
-
-
-def _norm_facts(norms: tuple[Norm, ...], name: str) -> dict[str, Any]:
-    """Facts of the norms of one place; one value where all agree."""
-    if not norms:
-        return {name: None}
-    return {
-        name: _one([norm.kind for norm in norms]),
-        f"{name}_eps": _one([norm.eps for norm in norms]),
-        f"{name}_gain": _one([norm.weight is not None for norm in norms]),
-        f"{name}_offset": _one([norm.weight_offset for norm in norms]),
-    }
-
-
-def _one(values: list[Any]) -> Any:
-    """The value that all agree on, else the list of them."""
-    return values[0] if all(value == values[0] for value in values) else values
-
-
-def compare_structures(rows: Pair) -> tuple[Difference, ...]:
-    """Differences between two aligned structures, in the order of the forward; one for many sites.
-
-    A fact that differs in the same way at several places is one difference.
-    """
-    found: dict[tuple[Any, ...], tuple[Any, Sites]] = {}
-    for key, difference, site in _differences(rows):
-        found.setdefault(key, (difference, []))[1].append(site)
-    return tuple(_difference(key, values, sites) for key, (values, sites) in found.items())
-
-
-def _differences(
-    pair: Pair,
-) -> Iterator[tuple[tuple[Any, ...], tuple[Any, Any], tuple[str | None, str | None]]]:
-    """(key, values, site) of every difference at or inside of a pair."""
-    a, b = pair.a, pair.b
-    if a is None or b is None:
-        here = a or b
-        assert here is not None, "one of the two exists"
-        key = (here.level, here.facts.get("kind"), a is None)
-        yield key, (None, None), (a.name if a else None, b.name if b else None)
-        return
-    for fact in differing(a.facts, b.facts):
-        values = a.facts[fact], b.facts[fact]
-        yield (fact, None, repr(values)), values, (a.name, b.name)
-    for part in pair.parts:
-        yield from _differences(part)
-
-
-def _difference(key: tuple[Any, ...], values: tuple[Any, Any], sites: Sites) -> Difference:
-    if key[0] in FACTS:
-        fact = key[0]
-        return Difference(Part.STRUCTURE, name_of(fact), tuple(sites), *values, sentence(fact, *values))
-    level, kind, only_b = key
-    name = {"block": "blocks"}.get(level, level)
-    number, what = len(sites), level if kind is None else f"{kind} branch"
-    plural = {"branch": "branches"}.get(level, f"{what}s") if kind is None else f"{kind} branches"
-    who = ("B", "A") if only_b else ("A", "B")
-    words = f"{who[0]} has {number} {what if number == 1 else plural} that {who[1]} lacks."
-    a, b = (None, number) if only_b else (number, None)
-    return Difference(Part.STRUCTURE, name, tuple(sites), a, b, words)
+def _reported_branch(branch: Mapping[str, Any]) -> Place:
+    return Place("branch", branch["path"], {fact: branch[fact] for fact in _REPORTED})

@@ -1,0 +1,170 @@
+"""Run a part of a recorded forward again, on other tensors and in float64.
+
+What a part computes is found by its results: an activation by its values, a factor by its slope, rotary
+positions by the turn of a vector. That holds for every way of writing it. Nothing outside of the part runs,
+except what depends on the model's inputs and parameters by few ops, such as masks and tables of positions.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from normscope.anatomy.graph import Graph, Op, Value, between
+
+_DTYPES = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
+
+
+_UNFUSED = ("aten.addcmul", "aten.addcdiv", "aten.addmm", "aten.baddbmm")
+"""Ops that the recorder writes as a product and an add."""
+_INNER: dict[str, Callable[..., Tensor]] = {
+    "mul": torch.mul,
+    "div": torch.div,
+    "mm": torch.mm,
+    "bmm": torch.bmm,
+}
+
+
+class CannotReplay(Exception):
+    """An op of the part cannot run again: it has no real tensors, or writes into a part of one."""
+
+
+class Replay:
+    """Parts of one recorded forward, run again.
+
+    Floating-point tensors are float64. A tensor that comes from outside of the part is computed from the
+    leaves where it does not depend both on the model's input and on its parameters; else it is zero.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._fixed: dict[Value, Tensor] = {}
+
+    def run(self, given: Mapping[Value, Tensor], ends: Sequence[Value]) -> list[Tensor]:
+        """The values `ends`, with the tensors `given` for others.
+
+        Raises:
+            CannotReplay: an op in between has no real tensors or cannot be repeated.
+        """
+        known = {value: tensor.reshape(value.shape) for value, tensor in given.items()}
+        region = {v for start in given for end in ends for v in between(start, end)}
+        with torch.no_grad() if not any(t.requires_grad for t in given.values()) else torch.enable_grad():
+            for value in sorted(region - known.keys(), key=lambda v: v.index):
+                if value not in known:
+                    self._step(value, known)
+            return [known[end] if end in known else self.fixed(end) for end in ends]
+
+    def fixed(self, value: Value) -> Tensor:
+        """A value that does not depend on a part: from its leaves, or zero, see the class."""
+        stack = [value]
+        while stack:
+            here = stack[-1]
+            if here in self._fixed:
+                stack.pop()
+                continue
+            missing = [] if _is_end(here) else [v for v in here.inputs if v not in self._fixed]
+            if missing:
+                stack += missing
+                continue
+            self._fixed[here] = self._leaf(here) if _is_end(here) else self._again(here, self._fixed)
+            stack.pop()
+        return self._fixed[value]
+
+    def _leaf(self, value: Value) -> Tensor:
+        if value.op is not None:
+            return torch.zeros(value.shape, dtype=torch.float64 if value.floating else torch.int64)
+        if value.data is None:
+            raise CannotReplay("a tensor without elements")
+        return _double(value.data)
+
+    def _step(self, value: Value, known: dict[Value, Tensor]) -> None:
+        for each in value.inputs:
+            if each not in known:
+                known[each] = self.fixed(each)
+        assert value.op is not None, "a value of a region has an op"
+        known[value] = self._again(value, known)
+
+    def _again(self, value: Value, known: Mapping[Value, Tensor]) -> Tensor:
+        op = value.op
+        assert op is not None, "a leaf is not computed"
+        try:
+            result = tree_leaves(_call(op, value, known))[value.output]
+        except CannotReplay:
+            raise
+        except Exception as error:
+            raise CannotReplay(f"{op.name}: {error}") from error
+        if tuple(result.shape) != value.shape:
+            raise CannotReplay(f"{op.name} gives another shape")
+        return result
+
+
+def _is_end(value: Value) -> bool:
+    """True for leaves, and for values that depend on the input and on parameters."""
+    return value.op is None or (value.live and value.learnt)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", _DTYPES.get(tensor.dtype, tensor.dtype))
+
+
+def _call(op: Op, value: Value, known: Mapping[Value, Tensor]) -> Any:
+    args = [known[v] for v in op.inputs]
+    if op.base in {"alias", "expand", "clone"} and len(args) == 1 and (op.virtual or "copy_" in op.name):
+        return args[0].expand(value.shape)
+    if (
+        op.base == "add"
+        and op.name.startswith(("aten.addc", "aten.addmm", "aten.baddbmm"))
+        and len(args) == 2
+    ):
+        return op.kwargs.get("beta", 1) * args[0] + op.kwargs.get("alpha", 1) * args[1]
+    if op.virtual:
+        return {"mul": torch.mul, "div": torch.div, "mm": torch.mm, "bmm": torch.bmm}[op.base](*args)
+    func = _function(op)
+    given = tree_map_only(Value, known.__getitem__, (op.args, op.kwargs))
+    args, kwargs = tree_map(lambda x: _DTYPES.get(x, x) if isinstance(x, torch.dtype) else x, given)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    return func(*args, **kwargs)
+
+
+def _function(op: Op) -> Any:
+    """The op, without writing into its arguments."""
+    namespace, name, overload = op.name.split(".")
+    packet = getattr(torch.ops, namespace)
+    plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    if not hasattr(packet, plain):
+        raise CannotReplay(f"{op.name} writes into its argument")
+    return getattr(getattr(packet, plain), overload)
+
+
+def cuts(start: Value, end: Value) -> list[Value]:
+    """The values through which everything from `start` to `end` goes, in order, with both."""
+    region = between(start, end)
+    inside = {start, *region}
+    last: dict[Value, int] = {}
+    for value in region:
+        for each in value.inputs:
+            if each in inside:
+                last[each] = max(last.get(each, 0), value.index)
+    found, furthest = [], 0
+    for value in (start, *region):
+        if furthest <= value.index:
+            found.append(value)
+        furthest = max(furthest, last.get(value, 0))
+    return found
+
+
+def leaves_of(values: Iterable[Value]) -> set[Value]:
+    """The leaves that values are computed from."""
+    seen, stack = set[Value](), list(values)
+    while stack:
+        value = stack.pop()
+        if value not in seen:
+            seen.add(value)
+            stack.extend(value.inputs)
+    return {value for value in seen if value.op is None}

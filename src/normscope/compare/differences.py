@@ -1,0 +1,49 @@
+"""Differences between two aligned structures, one for all the sites at which it occurs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from normscope.compare.facts import FACTS, differing, name_of, sentence
+from normscope.compare.types import Difference, Pair, Part
+
+Site = tuple[str | None, str | None]
+
+
+def compare_structures(rows: Pair) -> tuple[Difference, ...]:
+    """Differences between two aligned structures, in the order of the forward; one for many sites.
+
+    A fact that differs in the same way at several places is one difference.
+    """
+    found: dict[tuple[Any, ...], tuple[Any, list[Site]]] = {}
+    for key, values, site in _differences(rows):
+        found.setdefault(key, (values, []))[1].append(site)
+    return tuple(_difference(key, values, sites) for key, (values, sites) in found.items())
+
+
+def _differences(pair: Pair) -> Iterator[tuple[tuple[Any, ...], tuple[Any, Any], Site]]:
+    """(key, values, site) of every difference at or inside of a pair."""
+    a, b = pair.a, pair.b
+    if a is None or b is None:
+        here = a or b
+        assert here is not None, "one of the two exists"
+        key = (here.level, here.facts.get("kind"), a is None)
+        yield key, (None, None), (a.name if a else None, b.name if b else None)
+        return
+    for fact in differing(a.facts, b.facts):
+        values = a.facts[fact], b.facts[fact]
+        yield (fact, repr(values)), values, (a.name, b.name)
+    for part in pair.parts:
+        yield from _differences(part)
+
+
+def _difference(key: tuple[Any, ...], values: tuple[Any, Any], sites: list[Site]) -> Difference:
+    if key[0] in FACTS:
+        fact = key[0]
+        return Difference(Part.STRUCTURE, name_of(fact), tuple(sites), *values, sentence(fact, *values))
+    level, kind, only_b = key
+    name, number = {"block": "blocks"}.get(level, level), len(sites)
+    one, many = {"branch": (f"{kind} branch", f"{kind} branches")}.get(level, (level, f"{level}s"))
+    has, lacks = ("B", "A") if only_b else ("A", "B")
+    words = f"{has} has {number} {one if number == 1 else many} that {lacks} lacks."
+    a, b = (None, number) if only_b else (number, None)
+    return Difference(Part.STRUCTURE, name, tuple(sites), a, b, words)

@@ -1,0 +1,79 @@
+"""Facts of norms, and the biases of projections."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.norms import FoundNorm
+from normscope.anatomy.ops import CONVOLUTIONS
+
+_BIAS_AT = {"native_layer_norm": 3, "layer_norm": 3, "native_group_norm": 2, "group_norm": 3}
+_BATCH_NORMS = {"native_batch_norm": 2, "batch_norm": 2, "_native_batch_norm_legit_no_training": 2}
+_BIAS_FIRST = {"addmm", "baddbmm", "addmv", "addbmm", "_addmm_activation"}
+
+
+def norm_facts(
+    norms: Sequence[FoundNorm], parameters: Mapping[str, nn.Parameter], name: str
+) -> dict[str, Any]:
+    """Facts of the norms of one place, named `name`_eps, …; one value where all norms agree, else a list."""
+    if not norms:
+        return {name: None}
+    return {
+        name: one([norm.kind for norm in norms]),
+        f"{name}_eps": one([norm.eps for norm in norms]),
+        f"{name}_gain": one([_gain(norm, parameters) for norm in norms]),
+        f"{name}_bias": one([norm_bias(norm) is not None for norm in norms]),
+        f"{name}_offset": one([norm.weight_offset for norm in norms]),
+    }
+
+
+def one(values: Sequence[Any]) -> Any:
+    """The value that all agree on, else the list of them."""
+    return values[0] if all(value == values[0] for value in values) else list(values)
+
+
+def _gain(norm: FoundNorm, parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether the norm has a gain that is trained."""
+    if norm.weight is None:
+        return False
+    parameter = parameters.get(norm.weight.name or "")
+    return parameter is None or parameter.requires_grad
+
+
+def norm_bias(norm: FoundNorm) -> Value | None:
+    """β of a norm, None without one."""
+    at = (_BIAS_AT | _BATCH_NORMS).get(norm.core.base)
+    own = norm.core.arg(at, "bias") if at is not None else None
+    if isinstance(own, Value) and own.learnt:
+        return own
+    value = norm.output
+    while value is not norm.core.outputs[0] and value.op is not None:
+        learnt = [v for v in value.inputs if v.is_weight]
+        if value.base == "add" and learnt:
+            return learnt[0]
+        value = next((v for v in value.inputs if v.live), norm.core.outputs[0])
+    return None
+
+
+def bias_of(op: Op) -> Value | None:
+    """The bias that a map adds, in its op or directly after it."""
+    if op.base in _BIAS_FIRST and op.inputs[0].is_weight:
+        return op.inputs[0]
+    if op.base == "linear" or op.base in CONVOLUTIONS:
+        bias = op.arg(2, "bias")
+        if isinstance(bias, Value):
+            return bias if bias.is_weight else None
+    value = op.outputs[0]
+    for _ in range(3):
+        if len(value.users) != 1 or not value.users[0].outputs:
+            return None
+        user = value.users[0]
+        others = [v for v in user.inputs if v is not value]
+        if user.base == "add" and len(others) == 1 and others[0].is_weight:
+            return others[0] if others[0].numel in {1, value.shape[-1]} else None
+        if user.base not in {"view", "_unsafe_view", "_to_copy"}:
+            return None
+        value = user.outputs[0]
+    return None
