@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from normscope.compare.facts import FACTS, sentence
 from normscope.compare.types import Compared, Diff, Difference, Pair, Part, Place
 
 HOSTILE = "</script><script>alert(1)</script>\"'`|[red]&#@here\x1b[31m\u202e"
@@ -16,7 +17,7 @@ LLAMA = ("model", "layers", "self_attn", "mlp")
 
 
 def branch(path: str, kind: str, **facts: Any) -> Place:
-    held = {"kind": kind, "placement": "pre", "norm": "layernorm", "norm-eps": 1e-5, "join": "add"}
+    held = {"kind": kind, "placement": "pre", "norm": "layernorm", "norm_eps": 1e-5, "join": "add"}
     return Place("branch", path, held | {"branch_scale": None, "stream_scale": None} | facts)
 
 
@@ -31,11 +32,13 @@ def block(path: str, attention: str = "attn", mlp: str = "mlp", **facts: Any) ->
 def stack(depth: int, names: Sequence[str] = GPT2, **facts: Any) -> Place:
     root, layers, attention, mlp = names
     blocks = tuple(block(f"{root}.{layers}.{i}", attention, mlp, **facts) for i in range(depth))
-    return Place("stack", layers, {"final-norm": "layernorm", "blocks": depth}, blocks)
+    return Place(
+        "stack", layers, {"final_norm": "layernorm", "final_norm_eps": 1e-5, "long_skips": 0}, blocks
+    )
 
 
 def model(*stacks: Place, **facts: Any) -> Place:
-    return Place("model", "", {"vocabulary": 256, "tied-head": True, "positions": "learnt"} | facts, stacks)
+    return Place("model", "", {"vocabulary": 256, "tied_head": True, "positions": "learnt"} | facts, stacks)
 
 
 def aligned(a: Place | None, b: Place | None) -> Pair:
@@ -75,7 +78,9 @@ def difference(
 ) -> Difference:
     pairs = tuple((site, site) if isinstance(site, str) else site for site in sites)
     a, b = values or (None, None)
-    message = more.pop("message", f"The {name} is {a} in A and {b} in B.")
+    fact = name.replace("-", "_")
+    said = sentence(fact, a, b) if fact in FACTS else f"The {name} is {a} in A and {b} in B."
+    message = more.pop("message", said)
     return Difference(part, name, pairs, a, b, message, **more)
 
 
@@ -113,7 +118,7 @@ def same() -> Diff:
 def one() -> Diff:
     """One difference: ε of every norm, found in the structure and confirmed in the function."""
     base = same()
-    rows = aligned(model(stack(4)), model(stack(4, LLAMA, **{"norm-eps": 1e-6})))
+    rows = aligned(model(stack(4)), model(stack(4, LLAMA, norm_eps=1e-6)))
     sites = tuple(
         (f"transformer.h.{i}.{x}", f"model.layers.{i}.{y}")
         for i in range(4)
@@ -154,9 +159,9 @@ def one() -> Diff:
 def everything() -> Diff:
     """Differences in all parts, two of them in the function."""
     base = one()
-    a, b = stack(12), stack(12, LLAMA, **{"norm-eps": 1e-6, "norm": "rmsnorm"})
-    b = replace(b, facts=b.facts | {"final-norm": None})
-    rows = aligned(model(a), model(b, **{"tied-head": False, "positions": "rotary"}))
+    a, b = stack(12), stack(12, LLAMA, norm_eps=1e-6, norm="rmsnorm")
+    b = replace(b, facts={"final_norm": None, "long_skips": 0})
+    rows = aligned(model(a), model(b, tied_head=False, positions="rotary"))
     blocks = [(f"transformer.h.{i}", f"model.layers.{i}") for i in range(12)]
     branches = [
         (f"{x}.{p}", f"{y}.{q}") for x, y in blocks for p, q in (("attn", "self_attn"), ("mlp", "mlp"))
@@ -172,7 +177,7 @@ def everything() -> Diff:
             False,
             message="The head's weight is the embedding's in A and its own in B.",
         ),
-        difference(S, "norm-kind", branches, "layernorm", "rmsnorm"),
+        difference(S, "norm", branches, "layernorm", "rmsnorm"),
         difference(S, "norm-eps", branches, 1e-5, 1e-6),
         difference(
             S,

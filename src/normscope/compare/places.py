@@ -100,6 +100,9 @@ class Rows:
         if all(not a and not b for a, b in difference.sites):
             return WHOLE
         spots = self.spots(difference)
+        if all(self._is_stack(*each) for each in difference.sites):
+            names = [self.stack_name(spot.stack) for spot in spots if spot.stack is not None]
+            return f"stack {', '.join(names)}" if len(self.stacks) > 1 else "the stack"
         if any(spot.row is None for spot in spots):
             return sites_of(difference)
         words = [self._in_blocks(i, spots) for i in range(len(self.stacks))]
@@ -112,6 +115,11 @@ class Rows:
             found = {_inside(site, self._known[side]) for site in sites}
             leaves.append(found.pop() if len(found) == 1 else "")
         return " | ".join(dict.fromkeys(filter(None, leaves)))
+
+    def _is_stack(self, a: str | None, b: str | None) -> bool:
+        return any(
+            (pair.a and pair.a.name) == a and (pair.b and pair.b.name) == b for pair in self.whole.parts
+        )
 
     def _in_blocks(self, stack: int, spots: Sequence[Spot]) -> str:
         rows = sorted({spot.row for spot in spots if spot.stack == stack and spot.row is not None})

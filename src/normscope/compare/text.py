@@ -22,6 +22,7 @@ from normscope.compare.words import (
     outcome,
     reason,
     result,
+    says_values_only,
     values,
 )
 from normscope.report.console import as_text, indented, labelled, show
@@ -79,9 +80,9 @@ def _difference(diff: Diff, each: Difference, width: int) -> Iterator[Renderable
         yield indented(head, 2)
         for side, value in zip("AB", shown or (), strict=False):
             yield indented(Text.assemble(*_value(side, value)))
-    if not is_first:
+    if not is_first and not says_values_only(each):
         yield indented(Text(each.message))
-    elif place != (sites := sites_of(each)):
+    elif is_first and place != (sites := sites_of(each)):
         yield indented(Text(f"at {sites}", style="dim"))
     for words in filter(None, (*each.evidence, confirmed(each))):
         yield indented(Text(words, style="dim"))

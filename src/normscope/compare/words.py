@@ -6,18 +6,15 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from normscope.compare.facts import FACTS, in_words, sentence
 from normscope.compare.places import WHOLE, Rows, sites_of
 from normscope.compare.types import Compared, Diff, Difference, Part
-from normscope.rules import figure
 
 Outcome = Literal["same", "different", "not compared"]
 T = TypeVar("T")
 
-NONE = "none"
 LONGEST = 80
 """Characters of a value from which on it is cut."""
-DIGITS = (4, 8, 17)
-"""Significant digits of two figures: the first number of them that shows their difference."""
 CONFIRMED = {
     True: "Confirmed: undoing it makes the difference vanish.",
     False: "Not confirmed: undoing it does not make the difference vanish.",
@@ -161,26 +158,31 @@ def values(difference: Difference) -> tuple[str, str] | None:
     if isinstance(a, Mapping) and isinstance(b, Mapping):  # the keys that differ
         keys = [key for key in {**a, **b} if key not in a or key not in b or a[key] != b[key]]
         a, b = ({key: each[key] for key in keys if key in each} for each in (a, b))
-    for digits in DIGITS:
-        shown = spelled(a, digits), spelled(b, digits)
-        if shown[0] != shown[1]:
-            break
+    fact = difference.name.replace("-", "_")
+    shown = spelled(a, fact), spelled(b, fact)
+    if shown[0] == shown[1]:
+        shown = spelled(a, fact, exactly=True), spelled(b, fact, exactly=True)
     return _cut(shown[0]), _cut(shown[1])
 
 
-def spelled(value: Any, digits: int = DIGITS[0]) -> str:
-    """A value in words: "1e-5", "yes", "none", "gains 0.1, biases 0"."""
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return repr(value) if digits == DIGITS[-1] else figure(value, digits)
+def spelled(value: Any, fact: str = "", *, exactly: bool = False) -> str:
+    """A value in words: "1e-05", "gains 0.1, biases 0", or those of the fact."""
+    if isinstance(value, float) and exactly:
+        return repr(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {spelled(each, digits)}" for key, each in value.items()) or NONE
-    if isinstance(value, list | tuple):
-        return ", ".join(spelled(each, digits) for each in value) or NONE
-    return " ".join(str(value).split())
+        named = (f"{key} {spelled(each, exactly=exactly)}" for key, each in value.items())
+        return ", ".join(named) or "none"
+    if isinstance(value, list | tuple) and value:
+        return ", ".join(spelled(each, exactly=exactly) for each in value)
+    if isinstance(value, bool) and fact not in FACTS:
+        return "yes" if value else "no"
+    return " ".join(in_words(fact, value).split())
+
+
+def says_values_only(each: Difference) -> bool:
+    """Whether the message says no more than the name of a fact and the two values."""
+    fact = each.name.replace("-", "_")
+    return fact in FACTS and each.message == sentence(fact, each.a, each.b)
 
 
 def _cut(words: str) -> str:
