@@ -181,7 +181,7 @@ class Recorder(TorchDispatchMode):
         shape, floating = tuple(tensor.shape), tensor.is_floating_point()
         value = Value(len(self.graph.values), None, 0, shape, floating, origin, name)
         value.live, value.learnt = origin == "input", origin == "parameter"
-        value.data = tensor.detach() if _is_real(tensor) else None
+        value.data = tensor if _is_real(tensor) else None
         if origin in {"buffer", "constant"}:
             value.number = _number(tensor)
         self.graph.values.append(value)

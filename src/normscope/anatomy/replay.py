@@ -109,21 +109,17 @@ def _is_end(value: Value) -> bool:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", _DTYPES.get(tensor.dtype, tensor.dtype))
+    return tensor.detach().to("cpu", _DTYPES.get(tensor.dtype, tensor.dtype))
 
 
 def _call(op: Op, value: Value, known: Mapping[Value, Tensor]) -> Any:
-    args = [known[v] for v in op.inputs]
-    if op.base in {"alias", "expand", "clone"} and len(args) == 1 and (op.virtual or "copy_" in op.name):
-        return args[0].expand(value.shape)
-    if (
-        op.base == "add"
-        and op.name.startswith(("aten.addc", "aten.addmm", "aten.baddbmm"))
-        and len(args) == 2
-    ):
-        return op.kwargs.get("beta", 1) * args[0] + op.kwargs.get("alpha", 1) * args[1]
+    read = [known[v] for v in op.inputs]
+    if op.base in {"alias", "expand", "clone"} and len(read) == 1 and (op.virtual or "copy_" in op.name):
+        return read[0].expand(value.shape)
+    if op.base == "add" and op.name.startswith(_UNFUSED) and len(read) == 2:
+        return op.kwargs.get("beta", 1) * read[0] + op.kwargs.get("alpha", 1) * read[1]
     if op.virtual:
-        return {"mul": torch.mul, "div": torch.div, "mm": torch.mm, "bmm": torch.bmm}[op.base](*args)
+        return _INNER[op.base](*read)
     func = _function(op)
     given = tree_map_only(Value, known.__getitem__, (op.args, op.kwargs))
     args, kwargs = tree_map(lambda x: _DTYPES.get(x, x) if isinstance(x, torch.dtype) else x, given)

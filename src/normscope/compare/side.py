@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from normscope.anatomy import Anatomy, read_anatomy
+from normscope.anatomy import Anatomy
+from normscope.compare.structure import read_for_structure
 from normscope.subjects import Subject, fake_mode_of, memory_refusals
 
 
@@ -110,7 +111,7 @@ class LiveSide:
     def anatomy(self) -> Anatomy:
         """The reading of the model."""
         with memory_refusals(self.spec):
-            return read_anatomy(self._subject)
+            return read_for_structure(self._subject)
 
     def read(self, work: Callable[..., Any], *arguments: Any) -> Any:
         with memory_refusals(self.spec):

@@ -1,11 +1,14 @@
 """Structure of a model as places with facts, read from the dataflow of one forward.
 
-`read_structure` records once and gives the anatomy and the structure. Facts come from the recorded graph:
-which op reads what, and what a part of it computes (`normscope.anatomy.replay`). Names of modules and classes
-play no part, except for the dropout rate of a fused attention.
+`read_for_structure` gives the anatomy and keeps the recorded forward for `structure_of`. Facts come from the
+recorded graph: which op reads what, and what a part of it computes (`normscope.anatomy.replay`). Names of
+modules and classes play no part, except for the dropout rate of a fused attention.
 """
 
-from collections.abc import Iterable, Mapping
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,6 +24,7 @@ from normscope.anatomy.replay import Replay
 from normscope.anatomy.types import Block, Branch, Site, Stack, at_call
 from normscope.compare.activation import hidden_maps, read_activation
 from normscope.compare.attention import attention_facts
+from normscope.compare.differences import compare_structures as compare_structures
 from normscope.compare.dropouts import dropout_facts
 from normscope.compare.ends import entry_facts, head_facts
 from normscope.compare.norms import bias_of, norm_facts
@@ -31,19 +35,29 @@ _REPORTED = ("kind", "placement", "norm", "join", "stream_scale", "branch_scale"
 Facts = dict[str, Any]
 
 
-def read_structure(subject: Subject) -> tuple[Anatomy, Place]:
-    """Anatomy and structure of a model, from one recorded forward.
+_graphs: dict[int, Graph] = {}
+"""Recorded forwards by the id of their anatomy, until the structure is read from them."""
+
+
+def read_for_structure(subject: Subject) -> Anatomy:
+    """The anatomy of a model; its recorded forward is kept for one `structure_of`.
 
     Raises:
         Exception: whatever the model's forward raises on the subject's batch.
     """
     graph = record_forward(subject.model, subject.batch, with_dropouts=True)
     anatomy = assemble(graph)
-    return anatomy, structure_of(subject, anatomy, graph)
+    _graphs[id(anatomy)] = graph
+    weakref.finalize(anatomy, _graphs.pop, id(anatomy), None)
+    return anatomy
 
 
-def structure_of(subject: Subject, anatomy: Anatomy, graph: Graph | None = None) -> Place:
-    """The structure of a model from its reading; without its graph, another forward is recorded."""
+def structure_of(subject: Subject, anatomy: Anatomy) -> Place:
+    """The structure of a model from its reading.
+
+    An anatomy that is not from `read_for_structure` has no recorded forward, so that another one is recorded.
+    """
+    graph = _graphs.pop(id(anatomy), None)
     if graph is None:
         graph = record_forward(subject.model, subject.batch, with_dropouts=True)
         assemble(graph)  # it writes norms and sums onto the values
@@ -58,6 +72,7 @@ class _Reader:
         self.parameters = dict(named_parameters(model, remove_duplicate=False))
         self.modules = dict(named_modules(model))
         self.replay = Replay(graph)
+        self.unread: dict[str, None] = {}
         sums = dict.fromkeys(v.sum for v in graph.values if v.sum is not None)
         branches = [branch for each in sums for branch in each.branches]
         self.found = {(b.sum.value.site, b.output.site): b for b in branches}
@@ -75,7 +90,9 @@ class _Reader:
         facts: Facts = {}
         hidden = self.at.get(self.anatomy.stacks[-1].hidden) if self.anatomy.stacks else None
         if hidden is not None:
-            facts |= head_facts(self.graph, hidden, self.tables, self.replay)
+            facts |= self._read(lambda: head_facts(self.graph, hidden, self.tables, self.replay))
+        if self.unread:
+            facts["unread"] = list(self.unread)
         return Place("model", "", facts, stacks)
 
     def stack(self, stack: Stack) -> Place:
@@ -84,7 +101,7 @@ class _Reader:
         entry = self.at.get(stack.blocks[0].entry)
         if entry is not None:
             facts["width"] = entry.shape[-1]
-            facts |= entry_facts(entry, self.parameters, self.replay)
+            facts |= self._read(lambda: entry_facts(entry, self.parameters, self.replay))
             facts["embedding_dropout"] = self._dropout_at(entry)
         final = stack.final_norm
         norm = self.at[final.output].norm if final is not None and final.output in self.at else None
@@ -111,11 +128,21 @@ class _Reader:
         facts["entry_scale"] = entry_scale(found)
         facts["inner_norm"] = inner_norm(found)
         facts["bias"] = _biases(roles)
-        facts |= attention_facts(found, roles, self.modules, self.replay)
-        facts |= dropout_facts(found, self.graph, self.modules)
+        facts |= self._read(lambda: attention_facts(found, roles, self.modules, self.replay))
+        facts |= self._read(lambda: dropout_facts(found, self.graph, self.modules))
         if branch.kind == "feed-forward":
-            facts |= self._feed_forward(found, roles)
+            facts |= self._read(lambda: self._feed_forward(found, roles))
         return facts
+
+    def _read(self, facts: Callable[[], Facts]) -> Facts:
+        """Facts of one kind; where the reading of them fails, the error is a note and they are unknown."""
+        try:
+            return facts()
+        except Exception as error:  # any model must get a structure
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+            self.unread[f"normscope's {where} cannot read a fact: {type(error).__name__}: {error}"] = None
+            return {}
 
     def _feed_forward(self, found: FoundBranch, roles: dict[Op, tuple[str, ...]]) -> Facts:
         downs = {_name(op) for op, each in roles.items() if "down" in each}
