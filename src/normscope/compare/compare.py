@@ -37,6 +37,8 @@ Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`, called at the start of each stage."""
 SEEDS = 4
 """Seeds at which fresh weights are drawn."""
+NOTHING = Pair(Place("model", ""), Place("model", ""))
+"""Structures that were not read."""
 
 
 class DiffInterrupted(KeyboardInterrupt):
@@ -58,7 +60,7 @@ class Comparison:
     rtol: float | None
     check: bool
     reraise: bool
-    rows: Pair = field(default_factory=lambda: Pair(Place("model", ""), Place("model", "")))
+    rows: Pair = NOTHING
     outcomes: dict[Part, Outcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
