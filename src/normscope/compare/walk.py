@@ -59,7 +59,8 @@ class Twin:
             float32; otherwise they were widened.
         graph, anatomy: the reading of the copy.
         forwards: number of forwards so far.
-        masks: parameter → role → rows, of the fused projections; found by the first walk with gradients.
+        masks: parameter → role → which features of it, for fused q, k and v; see `read_masks`.
+        rows: key of a fused projection's step → role → its features there; `holdings_of` fills it in.
     """
 
     subject: Subject
@@ -69,12 +70,24 @@ class Twin:
     anatomy: Anatomy
     forwards: int = 0
     masks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    rows: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
     _own: dict[str, Tensor] = field(default_factory=dict)
+    _applied: Any = None
 
     def __post_init__(self) -> None:
         self._own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self._own |= {name: b.detach().clone() for name, b in self.model.named_buffers()}
-        self.places = tuple(_places(self.anatomy, self.graph))
+        self._maker = _Maker(self.graph)
+        self.places = tuple(_places(self.anatomy, self._maker))
+        self._plain = dict(_plain_names(self.model))
+
+    def own(self, name: str) -> Tensor:
+        """The subject's value of a parameter, by its plain name, in float64."""
+        return self._own[self._plain[name]]
+
+    def value(self, site: Site) -> Value | None:
+        """The graph's value at a site."""
+        return self._maker.value(site)
 
     def walk(
         self,
@@ -101,7 +114,23 @@ class Twin:
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
             output, found = capture(model, run, [place.site for place in self.places])
+            if self._applied is not None:  # a capture sees a patched tensor as it was before
+                found |= {site: t for site, t in self._applied.replaced.items() if site in found}
             return self._steps(output, found, gradients)
+
+    def _split(self, step: Step) -> list[Step]:
+        """One step for each role of a fused projection, whose features are `rows` of it."""
+        rows = self.rows.get(step.key)
+        if (
+            rows is None
+            or step.value is None
+            or any(int(r.max()) >= step.value.shape[-1] for r in rows.values())
+        ):
+            return [step]
+        return [
+            Step((*step.key[:3], role), step.site, _rows(step.value, each), _rows(step.gradient, each))
+            for role, each in rows.items()
+        ]
 
     def read_masks(self) -> dict[str, dict[str, Tensor]]:
         """Rows of fused weights by role; one forward where there are fused ones."""
@@ -130,6 +159,7 @@ class Twin:
         self, weights: Mapping[str, Tensor] | None, patches: Sequence[Patch], shaken: bool
     ) -> Iterator[nn.Module]:
         self._put(weights or {}, shaken)
+        self._applied = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(untouched(self.model))
             for parameter in self.model.parameters():
@@ -137,7 +167,7 @@ class Twin:
             if patches:
                 from normscope.compare.patches import patched
 
-                stack.enter_context(patched(self.model, patches))
+                self._applied = stack.enter_context(patched(self.model, patches))
             stack.enter_context(measuring(self.model))
             stack.enter_context(exact())
             yield self.model
@@ -179,7 +209,7 @@ class Twin:
             if place.layout is not None:
                 value = place.layout.apply(value)
                 gradient = None if gradient is None else place.layout.apply(gradient)
-            steps.append(Step(place.key, place.name, _plain(value), _plain(gradient)))
+            steps += self._split(Step(place.key, place.name, _plain(value), _plain(gradient)))
         if final is not None:
             key = (OUTSIDE, OUTSIDE, OUTSIDE, OUTPUT)
             steps.append(Step(key, OUTPUT, _plain(final.detach()), _plain(final_grad)))
@@ -187,6 +217,10 @@ class Twin:
             Step((OUTSIDE, OUTSIDE, OUTSIDE, f"weight {n}"), n, None, _plain(g)) for n, g in own.items()
         ]
         return tuple(steps)
+
+
+def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if tensor is None else tensor.index_select(-1, rows)
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
@@ -275,9 +309,12 @@ def cotangent(output: Tensor) -> Tensor:
     return total.sin().to(output)
 
 
-def _places(anatomy: Anatomy, graph: Graph) -> Iterator[Place]:
-    values = {op.site(i): value for op in graph.ops if not op.virtual for i, value in enumerate(op.outputs)}
-    maker = _Maker(graph, values)
+def _plain_names(model: nn.Module) -> Iterator[tuple[str, str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return ((plain, names[id(p)]) for plain, p in named_parameters(model))
+
+
+def _places(anatomy: Anatomy, maker: "_Maker") -> Iterator[Place]:
     found: list[Place] = []
     if (embedded := maker.embedding()) is not None:
         found.append(maker.place((OUTSIDE, OUTSIDE, OUTSIDE, "embedding"), "embedding", embedded.site))
@@ -298,8 +335,10 @@ def _places(anatomy: Anatomy, graph: Graph) -> Iterator[Place]:
 class _Maker:
     """Makes places of sites, with the layouts that the graph's axes give."""
 
-    def __init__(self, graph: Graph, values: Mapping[Site, Value]) -> None:
-        self.graph, self.values = graph, values
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        ops = [op for op in graph.ops if not op.virtual]
+        self.values = {op.site(i): value for op in ops for i, value in enumerate(op.outputs)}
         self.by_parameter: dict[str, list[Op]] = {}
         for op in graph.ops:
             parameter = parameter_of(op) if weight_of(op) is not None else None
