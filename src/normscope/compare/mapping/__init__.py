@@ -1,0 +1,5 @@
+"""Put A's weights into B: by a given map, by use and place, by name, by value and shape."""
+
+from normscope.compare.mapping.weights import CannotMapError, map_weights
+
+__all__ = ["CannotMapError", "map_weights"]

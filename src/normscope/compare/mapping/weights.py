@@ -1,0 +1,295 @@
+"""`map_weights`: A's weights as those of B.
+
+given     a map of the user
+copied    the same names and shapes in both: the weights go where they would go by `load_state_dict`
+by use    each piece of B's parameter from the piece of A that has the same use at the aligned place
+by rest   what is left: equal values, then the most similar name among those of one shape (a guess)
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normscope.compare.holdings import Held, Holdings, Piece, Slot
+from normscope.compare.rows import OUTSIDE, Rows
+from normscope.compare.types import Weights
+from normscope.errors import UsageError, suggest
+
+_MOSTLY = 0.75
+_FIRST_ROWS = ("embedding", "head", "positions")
+"""Uses whose rows may be more on one side: a padded vocabulary, a longer context."""
+
+
+class CannotMapError(Exception):
+    """The weights of A do not fit into B; the text is the reason."""
+
+
+@dataclass
+class _Found:
+    """What was found so far."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    made_from: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    guessed: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    misfits: list[str] = field(default_factory=list)
+
+    def put(self, name: str, value: Tensor, sources: Iterable[str], how: str) -> None:
+        """Note a parameter of B."""
+        self.values[name] = value
+        self.made_from[name] = (tuple(dict.fromkeys(sources)), how)
+        self.used.update(sources)
+
+
+def map_weights(a: Holdings, b: Holdings, rows: Rows, given: Mapping[str, str] | None = None) -> Weights:
+    """A's weights in B's layout.
+
+    Args:
+        given: parameter of B → parameter of A, for those that the user maps.
+
+    Raises:
+        CannotMapError: they have other shapes, or too little has a partner.
+        UsageError: `given` names a parameter that does not exist, or whose shape does not fit.
+    """
+    found = _Found()
+    _by_map(a, b, given or {}, found)
+    if has_same_layout(a, b):
+        _copied(a, b, found)
+    _by_use(a, b, rows, found)
+    _by_value(a, b, found)
+    _by_name(a, b, found)
+    only_a = tuple(each.name for each in a.held if each.name not in found.used)
+    only_b = tuple(each.name for each in b.held if each.name not in found.values)
+    _require_most(a, b, found, only_b)
+    return Weights(found.values, found.made_from, only_a, only_b, tuple(found.guessed))
+
+
+def has_same_layout(a: Holdings, b: Holdings) -> bool:
+    """Whether A's weights load into B by name: most names are in both, and all of those with one shape."""
+    names_a, names_b = a.named(), b.named()
+    common = names_a.keys() & names_b.keys()
+    same = all(names_a[name].value.shape == names_b[name].value.shape for name in common)
+    return same and len(common) >= _MOSTLY * max(len(names_a), len(names_b), 1)
+
+
+def _by_map(a: Holdings, b: Holdings, given: Mapping[str, str], found: _Found) -> None:
+    names_a, names_b = a.named(), b.named()
+    for to, source in given.items():
+        name, origin = b.aliases.get(to, to), a.aliases.get(source, source)
+        for side, names, wanted in (("B", names_b, name), ("A", names_a, origin)):
+            if wanted not in names:
+                raise UsageError(
+                    f'the map\'s "{wanted}"',
+                    f"the name of a parameter of {side}",
+                    suggest(wanted, sorted(names), "fix the name; the map's lines are B's name = A's name"),
+                )
+        value = _fitted(names_a[origin], names_b[name])
+        if value is None:
+            shapes = f"{tuple(names_a[origin].value.shape)} to {tuple(names_b[name].value.shape)}"
+            raise UsageError(
+                f'the map\'s "{name}" = "{origin}" (shapes {shapes})',
+                "two parameters of one shape, or one the transpose of the other",
+                "remove the line, or map another parameter",
+            )
+        found.put(name, value, [origin], "by the given map")
+
+
+def _fitted(source: Held, to: Held) -> Tensor | None:
+    """A's parameter in the shape of B's: by the common form where both have one, else as it is."""
+    if len(source.pieces) == len(to.pieces) == 1:
+        value = _gathered(source, source.pieces[0])
+        if value.numel() == to.pieces[0].elements.numel():
+            return _scattered(to, [(to.pieces[0], value.reshape(to.pieces[0].elements.shape))])
+    if source.value.shape == to.value.shape:
+        return source.value.clone()
+    if source.value.mT.shape == to.value.shape if source.value.ndim == 2 else False:
+        return source.value.mT.clone()
+    return source.value.reshape(to.value.shape).clone() if source.value.numel() == to.value.numel() else None
+
+
+def _gathered(held: Held, piece: Piece) -> Tensor:
+    """The piece in the common form, with what the model adds to it."""
+    return held.value.flatten()[piece.elements] + piece.offset
+
+
+def _scattered(held: Held, pieces: Iterable[tuple[Piece, Tensor]]) -> Tensor:
+    """The parameter with these pieces; its other elements stay."""
+    flat = held.value.flatten().clone()
+    for piece, value in pieces:
+        flat[piece.elements.flatten()] = (value - piece.offset).flatten()
+    return flat.reshape(held.value.shape)
+
+
+def _copied(a: Holdings, b: Holdings, found: _Found) -> None:
+    names = a.named()
+    for to in b.held:
+        source = names.get(to.name)
+        if source is None or to.name in found.values:
+            continue
+        shift = _shift(source, to, is_given=a.is_given is True and b.is_given is True)
+        words = "" if not shift else f"{'minus' if shift < 0 else 'plus'} {abs(shift):g}: {_CONVENTION}"
+        found.put(to.name, source.value + shift, [to.name], words or "by its name")
+
+
+_CONVENTION = "one side multiplies by γ, the other by 1 + γ"
+
+
+def _shift(source: Held, to: Held, *, is_given: bool) -> float:
+    """What a gain needs where the two models add different numbers to it.
+
+    Zero where fresh gains begin as different factors: then the added number is the difference, not the way in
+    which a gain is held.
+    """
+    if len(source.pieces) != 1 or len(to.pieces) != 1 or source.pieces[0].slot.kind != "gain":
+        return 0.0
+    shift = source.pieces[0].offset - to.pieces[0].offset
+    if not shift or is_given:
+        return shift
+    begins_alike = abs(float(source.value.mean() + shift - to.value.mean())) < 0.25
+    return shift if begins_alike else 0.0
+
+
+def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
+    slots = {piece.slot: (held, piece) for held in a.held for piece in held.pieces}
+    for to in b.held:
+        if to.name in found.values or not to.pieces:
+            continue
+        made: list[tuple[Piece, Tensor]] = []
+        sources: list[str] = []
+        words: list[str] = []
+        for piece in to.pieces:
+            slot = _slot_in_a(piece.slot, rows)
+            partner = None if slot is None else slots.get(slot)
+            if slot is not None and partner is not None:
+                held, other = partner
+                value = _sized(_gathered(held, other), to, piece)
+                if value is None:
+                    if piece.slot.kind == "matrix":
+                        found.misfits.append(_misfit(held, other, to, piece))
+                    continue
+                made.append((piece, value))
+                sources.append(held.name)
+                words.append(_words(held, other, piece))
+            elif slot is not None and (plain := _plain(piece, slot, slots, a)) is not None:
+                made.append((piece, plain))
+                words.append(f"{float(plain.flatten()[0]):g}: A has none")
+        covered = sum(piece.elements.numel() for piece, _ in made)
+        tied = len(to.pieces) > 1 and len(made) < len(to.pieces) and covered >= to.value.numel()
+        if made and (len(made) == len(to.pieces) or tied):
+            how = "; ".join(dict.fromkeys(word for word in words if word))
+            found.put(to.name, _scattered(to, reversed(made)), sources, how or "by its use")
+
+
+def _slot_in_a(slot: Slot, rows: Rows) -> Slot | None:
+    s, i, n = slot.at
+    at = rows.to_a.get((s, i, n))
+    if at is None and i == OUTSIDE and n != OUTSIDE:  # before a later stack
+        stack = rows.to_a.get((s, OUTSIDE, OUTSIDE))
+        at = None if stack is None else (stack[0], OUTSIDE, n)
+    return None if at is None else Slot(at, slot.role, slot.kind, slot.nth)
+
+
+def _sized(value: Tensor, to: Held, piece: Piece) -> Tensor | None:
+    """A's piece in the shape of B's; None where it does not fit."""
+    shape = piece.elements.shape
+    if value.shape == shape:
+        return value
+    if value.ndim == len(shape) > 1 and value.shape[1:] == shape[1:] and piece.slot.role in _FIRST_ROWS:
+        own = to.value.flatten()[piece.elements].clone()
+        rows = min(len(own), len(value))
+        own[:rows] = value[:rows]
+        return own
+    if value.numel() == piece.elements.numel() and piece.slot.kind != "matrix":
+        return value.reshape(shape)
+    return None
+
+
+def _plain(piece: Piece, slot: Slot, slots: Mapping[Slot, object], a: Holdings) -> Tensor | None:
+    """Zero for a bias that A lacks at a map or norm that it has, one for a gain that a norm of A lacks."""
+    shape = piece.elements.shape
+    has_norm = (*slot.at, slot.role) in a.order
+    if piece.slot.kind == "gain" and has_norm:
+        return torch.ones(shape, dtype=torch.float64)
+    if piece.slot.kind == "shift" and has_norm:
+        return torch.zeros(shape, dtype=torch.float64)
+    if piece.slot.kind == "bias" and Slot(slot.at, slot.role, "matrix", slot.nth) in slots:
+        return torch.zeros(shape, dtype=torch.float64)
+    return None
+
+
+def _words(held: Held, source: Piece, to: Piece) -> str:
+    """How a piece was made."""
+    words = [part for part in (source.words.split(", ") if source.words else []) if part != "transposed"]
+    if ("transposed" in source.words) != ("transposed" in to.words):
+        words.append("transposed")
+    if source.offset != to.offset:
+        shift = source.offset - to.offset
+        words.append(f"{'minus' if shift < 0 else 'plus'} {abs(shift):g}")
+    text = ", ".join(words)
+    return f"{text} of {held.name}" if text and len(words) and words[0] != "transposed" else text
+
+
+def _misfit(held: Held, source: Piece, to: Held, piece: Piece) -> str:
+    a, b = (" × ".join(str(n) for n in each.elements.shape) for each in (source, piece))
+    return f"{held.name} is {a} in A, {to.name} is {b} in B (features out × in)"
+
+
+def _left(a: Holdings, b: Holdings, found: _Found) -> Iterator[tuple[Held, list[Held]]]:
+    """The parameters of B without a partner, each with those of A that are left and have its shape."""
+    for to in b.held:
+        if to.name not in found.values:
+            free = [each for each in a.held if each.name not in found.used]
+            yield to, [each for each in free if each.value.shape == to.value.shape]
+
+
+def _by_value(a: Holdings, b: Holdings, found: _Found) -> None:
+    """Equal values, of weights that are no constants."""
+    for to, free in _left(a, b, found):
+        if to.value.numel() < 2 or bool((to.value == to.value.flatten()[0]).all()):
+            continue
+        same = [each for each in free if torch.equal(each.value, to.value)]
+        if len(same) == 1:
+            found.put(to.name, same[0].value.clone(), [same[0].name], "by its values")
+
+
+def _by_name(a: Holdings, b: Holdings, found: _Found) -> None:
+    """The most similar name of one shape, among those whose use is not known on one side."""
+    for to, free in _left(a, b, found):
+        likely = [each for each in free if _may_be(each, to)]
+        ranked = sorted(likely, key=lambda each: -_likeness(each.name, to.name))
+        if not ranked or _likeness(ranked[0].name, to.name) < 0.4:
+            continue
+        found.put(to.name, ranked[0].value.clone(), [ranked[0].name], "guessed by its name and shape")
+        found.guessed.append(to.name)
+
+
+def _may_be(source: Held, to: Held) -> bool:
+    """Whether two uses do not contradict one another: known uses at different places or roles do."""
+    if not source.pieces or not to.pieces:
+        return True
+    kinds = {piece.slot.kind for piece in source.pieces}, {piece.slot.kind for piece in to.pieces}
+    outside = all(min(piece.slot.at) < 0 for piece in (*source.pieces, *to.pieces))
+    return kinds[0] == kinds[1] and (outside or source.pieces[0].slot.role == to.pieces[0].slot.role)
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def _require_most(a: Holdings, b: Holdings, found: _Found, only_b: tuple[str, ...]) -> None:
+    if found.misfits:
+        first, others = found.misfits[0], len(found.misfits) - 1
+        more = f", and {others} more" if others else ""
+        raise CannotMapError(f"the weights cannot be mapped: {first}{more}")
+    total = sum(each.value.numel() for each in b.held)
+    names = b.named()
+    missing = sum(names[name].value.numel() for name in only_b)
+    if missing > total / 2 or not found.values:
+        shown = ", ".join(only_b[:3]) + (", …" if len(only_b) > 3 else "")
+        raise CannotMapError(
+            f"the weights cannot be mapped: {len(only_b)} of B's {len(b.held)} parameters have no partner "
+            f"in A ({shown}); map them with --map FILE"
+        )
