@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.float32: torch.float64,
@@ -26,7 +26,10 @@ class _WideOps(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_widened(args), **_widened(kwargs or {}))
+        result = func(*_widened(args), **_widened(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in _WIDE and not _has_tensor((args, kwargs)):
+            return wide(result)  # a new tensor of the default type, which a model's own code may set
+        return result
 
 
 class _WideConstants(TorchFunctionMode):
@@ -37,6 +40,10 @@ class _WideConstants(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor, torch.asarray):
             args, kwargs = _widened(args), _widened(kwargs)
         return func(*args, **kwargs)
+
+
+def _has_tensor(arguments: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(arguments))
 
 
 def _widened(arguments: Any) -> Any:

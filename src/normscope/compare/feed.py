@@ -157,7 +157,8 @@ def _device(model: nn.Module) -> torch.device:
 def _entries(subject: Subject) -> Iterator[Entry]:
     """The tensors of the batch in order, then masks, positions and types that the forward also takes."""
     names = _argument_names(subject.model)
-    batch, given = subject.batch, []
+    batch = subject.batch
+    given: list[tuple[int | str | None, str, Any]]
     if isinstance(batch, Tensor):
         given = [(None, names[0] if names else "x", batch)]
     elif isinstance(batch, Mapping):
@@ -175,10 +176,10 @@ def _entries(subject: Subject) -> Iterator[Entry]:
             taken.add(role)
             yield Entry(role, at, value, _is_inverted(name, value))
     for name in names:
-        role = next((role for role, known in _NAMED.items() if name in known), None)
-        if name not in seen and role is not None and role not in taken and role != "positions":
-            taken.add(role)
-            yield Entry(role, name, None, _is_inverted(name, None))
+        could = next((role for role, known in _NAMED.items() if name in known), None)
+        if name not in seen and could is not None and could not in taken and could != "positions":
+            taken.add(could)
+            yield Entry(could, name, None, _is_inverted(name, None))
 
 
 def _role(name: str, value: Tensor, taken: set[str]) -> str:

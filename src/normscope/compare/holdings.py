@@ -6,7 +6,8 @@ sliced, by heads.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from normscope.anatomy.graph import Op, Value, search
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, VIEWS, matmul_operands, weight_of
 from normscope.compare.indices import elements, features
-from normscope.compare.walk import OUTSIDE, Key, Twin
+from normscope.compare.walk import OUTSIDE, Key, Place, Twin
 
 At = tuple[int, int, int]
+Slotted = Literal["in", "out", "stream"]
+_FIRST = ("q", "k", "v", "up", "gate", "other")
 _OUT: At = (OUTSIDE, OUTSIDE, OUTSIDE)
 
 
@@ -74,16 +77,18 @@ class Holdings:
         held: the parameters in order; a tied one once.
         aliases: further names of tied parameters → the name in `held`.
         anatomy: the reading of the float64 copy, to which all sites belong.
-        sites: key of a step → its site.
-        order: key of a step → its number in the order of the forward.
+        places: key of a step → where its tensor is in the model.
+        rows: key of a step that is a part of a fused projection → its features there.
+        norms: key of a norm's output → which slot of its branch it is in.
         is_given: whether the weights are given, not drawn: the same at two seeds; None where that is unknown.
     """
 
     held: tuple[Held, ...]
     aliases: Mapping[str, str]
     anatomy: Anatomy
-    sites: Mapping[Key, Site]
-    order: Mapping[Key, int]
+    places: Mapping[Key, Place]
+    rows: Mapping[Key, Tensor]
+    norms: Mapping[Key, Slotted]
     is_given: bool | None = None
 
     def named(self) -> dict[str, Held]:
@@ -101,9 +106,31 @@ def holdings_of(twin: Twin, is_given: bool | None = None) -> Holdings:
     pieces = uses.pieces()
     held = tuple(Held(name, twin.own(name), tuple(pieces.get(name, ()))) for name in parameters)
     twin.rows = uses.rows()
-    sites = {place.key: place.site for place in twin.places}
-    order = {place.key: place.index for place in twin.places}
-    return Holdings(held, aliases, twin.anatomy, sites, order, is_given)
+    places = {place.key: place for place in twin.places}
+    rows: dict[Key, Tensor] = {}
+    for key, roles in twin.rows.items():
+        fused = places.pop(key)
+        for role, taken in roles.items():
+            split = (*key[:3], role)
+            places[split] = replace(fused, key=split)
+            rows[split] = taken
+    return Holdings(held, aliases, twin.anatomy, places, rows, _slotted(twin.anatomy, places), is_given)
+
+
+def _slotted(anatomy: Anatomy, places: Mapping[Key, Place]) -> dict[Key, Slotted]:
+    """Slot of each norm of each branch: before its first map, after its last one, or after the sum."""
+    found: dict[Key, Slotted] = {}
+    for key, place in places.items():
+        *at, name = key
+        if not name.startswith("norm ") or name.endswith(" in") or min(at) < 0:
+            continue
+        total = places.get((*at, "sum"))  # type: ignore[arg-type]
+        firsts = [p.index for k, p in places.items() if k[:3] == key[:3] and k[3] in _FIRST]
+        if total is not None and place.index > total.index:
+            found[key] = "stream"
+        else:
+            found[key] = "in" if not firsts or place.index < min(firsts) else "out"
+    return found
 
 
 class _Uses:

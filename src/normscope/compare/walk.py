@@ -97,6 +97,8 @@ class Twin:
         *,
         gradients: bool = True,
         shaken: bool = False,
+        before: bool = False,
+        real: Tensor | None = None,
         seed: int = 0,
     ) -> tuple[Step, ...]:
         """The steps of one forward in eval mode, in the order of the forward.
@@ -108,15 +110,17 @@ class Twin:
             gradients: whether steps have gradients, of ⟨C, output⟩ with a fixed random C.
             shaken: multiply every parameter by 1 ± 2⁻⁵² (tables of float32 by 1 ± 2⁻²⁴), to see how far
                 rounding reaches.
+            before: whether a step that a patch replaces is given as it was before.
+            real: (B, T), true at the tokens whose outputs count; the others get no gradient.
             seed: of the random generators during the forward.
         """
         with self._world(weights, patches, shaken) as model, seeded(seed):
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
             output, found = capture(model, run, [place.site for place in self.places])
-            if self._applied is not None:  # a capture sees a patched tensor as it was before
+            if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
-            return self._steps(output, found, gradients)
+            return self._steps(output, found, gradients, real)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -187,7 +191,9 @@ class Twin:
                 value = value * (1 + step * signs)
             tensor.copy_(value)
 
-    def _steps(self, output: Any, found: Mapping[Site, Tensor], gradients: bool) -> tuple[Step, ...]:
+    def _steps(
+        self, output: Any, found: Mapping[Site, Tensor], gradients: bool, real: Tensor | None
+    ) -> tuple[Step, ...]:
         final = main_output(output)
         places = [place for place in self.places if place.site in found]
         tensors = [found[place.site] for place in places]
@@ -196,6 +202,8 @@ class Twin:
         final_grad = None
         if gradients and final is not None and final.requires_grad:
             final_grad = cotangent(final)
+            if real is not None and final.shape[:2] == real.shape:
+                final_grad = final_grad * real.to(final_grad).reshape(*real.shape, *[1] * (final.ndim - 2))
             parameters = dict(named_parameters(self.model))
             leaves = [t for t in (*tensors, *parameters.values()) if t.requires_grad]
             unique = list({id(t): t for t in leaves}.values())
@@ -397,8 +405,8 @@ class _Maker:
         unique = []
         for place in found:
             nth = names[place.key[3]] = names.get(place.key[3], -1) + 1
-            key = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
-            unique.append(Place(key, place.name, place.site, place.layout, place.index))
+            numbered = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
+            unique.append(Place(numbered, place.name, place.site, place.layout, place.index))
         return sorted(unique, key=lambda place: place.index)
 
 

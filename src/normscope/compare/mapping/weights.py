@@ -210,7 +210,7 @@ def _sized(value: Tensor, to: Held, piece: Piece) -> Tensor | None:
 def _plain(piece: Piece, slot: Slot, slots: Mapping[Slot, object], a: Holdings) -> Tensor | None:
     """Zero for a bias that A lacks at a map or norm that it has, one for a gain that a norm of A lacks."""
     shape = piece.elements.shape
-    has_norm = (*slot.at, slot.role) in a.order
+    has_norm = (*slot.at, slot.role) in a.places
     if piece.slot.kind == "gain" and has_norm:
         return torch.ones(shape, dtype=torch.float64)
     if piece.slot.kind == "shift" and has_norm:

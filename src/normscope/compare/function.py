@@ -1,0 +1,320 @@
+"""The function part: A's weights in B, the same batch in float64, and the first place where the two part.
+
+open     both models in float64, their holdings                                  1–2 forwards each
+walk     both, and both with shaken weights, which measures the rounding         2 forwards each
+local    B with A's stream at every branch: what each branch does by itself      1 forward of B
+reasons  B with everything undone that was found                                 1–3 forwards of B
+given    B with its own weights, where both sides hold given ones                1 forward of B
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from normscope.compare.feed import Fed, shortened
+from normscope.compare.mapping import CannotMapError, map_weights
+from normscope.compare.outcome import Outcome
+from normscope.compare.parting import RANDOM, Compared, Walked, noise_of, walked
+from normscope.compare.rows import rows_of
+from normscope.compare.side import NotGivenError, Side
+from normscope.compare.twins import (
+    Opened,
+    build_exactly,
+    close_twin,
+    feed_twin,
+    open_twin,
+    walk_twin,
+    without_constants,
+)
+from normscope.compare.types import Compared as HowFar
+from normscope.compare.types import Difference, Pair, Part, Patch, Step, Weights
+from normscope.compare.walk import OUTPUT, OUTSIDE, Key
+
+_SEED = 1
+
+
+def compare(
+    a: Side, b: Side, rows: Pair, given: Mapping[str, str] | None = None, rtol: float | None = None
+) -> Outcome:
+    """Compare what the two models compute.
+
+    Args:
+        rows: the aligned structures.
+        given: parameter of B → parameter of A, see `--map`.
+        rtol: largest relative difference that counts as equal; None measures the rounding.
+
+    Raises:
+        NotGivenError: a side has no model.
+        UsageError: `given` does not fit.
+    """
+    try:
+        return _Function(a, b, rows, given or {}, rtol).run()
+    except CannotMapError as reason:
+        return _not(str(reason))
+    finally:
+        for side in (a, b):
+            side.run(close_twin)
+
+
+def _not(reason: str) -> Outcome:
+    return Outcome(HowFar(Part.FUNCTION, "not", (reason,)))
+
+
+@dataclass
+class _Walker:
+    """One side with its batch and its weights."""
+
+    side: Side
+    opened: Opened
+    parts: Mapping[str, Tensor]
+    real: Tensor | None
+    weights: Mapping[str, Tensor] | None = None
+    forwards: int = 0
+
+    def walk(self, patches: tuple[Patch, ...] = (), *, own: bool = False, **options: Any) -> tuple[Step, ...]:
+        """One forward; with `own` weights instead of those of `weights`."""
+        self.forwards += 1
+        weights = None if own else self.weights
+        steps: tuple[Step, ...] = self.side.run(
+            walk_twin, self.parts, weights, patches, {"real": self.real, **options}
+        )
+        return steps
+
+
+@dataclass
+class _Function:
+    a: Side
+    b: Side
+    pair: Pair
+    given: Mapping[str, str]
+    rtol: float | None
+    notes: list[str] = field(default_factory=list)
+    whys: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    def run(self) -> Outcome:
+        """The whole part."""
+        opened = [_open(side) for side in (self.a, self.b)]
+        first, second = opened
+        holdings = without_constants(first.holdings)
+        self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
+        self.weights = map_weights(holdings, second.holdings, self.rows, self.given)
+        walkers = self._fed(first, second)
+        if walkers is None:
+            return self._outcome(None)
+        one, two = walkers
+        one.weights = {held.name: held.value for held in holdings.held}
+        two.weights = self.weights.values
+        self.one, self.two = one, two
+        self._say_unmapped()
+        steps_a, steps_b = one.walk(), two.walk()
+        self.noise = self._rounding(steps_a, steps_b)
+        found = self._compared(steps_a, steps_b)
+        self._judge(found)
+        return self._outcome(found)
+
+    # Feeding
+
+    def _fed(self, first: Opened, second: Opened) -> tuple[_Walker, _Walker] | None:
+        parts, others = first.parts, second.parts
+        rows = second.vocabulary or 0
+        if (first.vocabulary or 0) > rows > 0 and _largest_id(parts) >= rows:
+            parts, others = others, parts
+        parts = shortened(parts, others)
+        fed: list[Fed] = [side.run(feed_twin, parts) for side in (self.a, self.b)]
+        for role in {role for each in fed for role in each.left_out}:
+            if role in ("mask", "decoder mask"):
+                if not bool(parts[role].bool().all()):
+                    self.notes.append("One side takes no mask of padding: both were fed without padding.")
+            else:
+                self.notes.append(f'One side takes no "{role}".')
+            parts = {name: tensor for name, tensor in parts.items() if name != role}
+        if ("floats" in first.parts) != ("floats" in second.parts):
+            self.whys.append("the inputs are of different kinds: one model reads ids, the other floats")
+            return None
+        if "floats" in parts and parts["floats"].shape != others.get("floats", parts["floats"]).shape:
+            shapes = [" × ".join(map(str, each["floats"].shape)) for each in (first.parts, second.parts)]
+            self.whys.append(f"the inputs have different shapes: {shapes[0]} and {shapes[1]}")
+            return None
+        real = _real(parts)
+        return _Walker(self.a, first, parts, real), _Walker(self.b, second, parts, real)
+
+    def _say_unmapped(self) -> None:
+        for side, names in (("A", self.weights.only_a), ("B", self.weights.only_b)):
+            if names:
+                other = "B" if side == "A" else "A"
+                shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                kept = "; they keep their own values" if side == "B" else ""
+                self.notes.append(f"Weights of {side} without a partner in {other}{kept}: {shown}.")
+        if self.weights.guessed:
+            shown = ", ".join(self.weights.guessed[:5])
+            self.notes.append(
+                f"The partners of these weights of B were guessed: {shown}. --map FILE sets them."
+            )
+
+    # Walking
+
+    def _rounding(
+        self, steps_a: tuple[Step, ...], steps_b: tuple[Step, ...]
+    ) -> dict[Key, tuple[float, float]]:
+        """The larger rounding of both sides, by A's keys."""
+        shaken_a = self.one.walk(shaken=True, seed=_SEED)
+        shaken_b = self.two.walk(shaken=True, seed=_SEED)
+        noise = noise_of(steps_a, shaken_a, self.one.real)
+        others = noise_of(steps_b, shaken_b, self.two.real)
+        self.random_a, self.random_b = (_first_random(each) for each in (noise, others))
+        to_a = self.rows.to_a
+        for (*at, name), rounding in others.items():
+            place = to_a.get(tuple(at))  # type: ignore[arg-type]
+            if place is not None and self.random_b is None:
+                mine = noise.get((*place, name), (0.0, 0.0))
+                noise[*place, name] = (max(mine[0], rounding[0]), max(mine[1], rounding[1]))
+        if self.random_a is not None:
+            noise = dict.fromkeys(noise, (0.0, 0.0))
+        return noise
+
+    def _compared(self, steps_a: tuple[Step, ...], steps_b: tuple[Step, ...]) -> Walked:
+        one, two = self.one.opened.holdings, self.two.opened.holdings
+        return walked(steps_a, steps_b, one, two, self.rows, self.noise, self.rtol, self.one.real)
+
+    # Judging
+
+    def _judge(self, found: Walked) -> None:
+        first = found.first
+        if first is not None:
+            self.differences.append(self._parting(first, "value"))
+        elif (gradient := found.first_gradient) is not None:
+            self.differences.append(self._parting(gradient, "gradient"))
+
+    def _parting(self, at: Compared, what: str) -> Difference:
+        name = name_of_step(at.key[3])
+        amount = at.relative if what == "value" else at.gradient
+        tensor = f"{name}" if what == "value" else f"the gradient of the loss in {name}"
+        message = f"The two part at {tensor}, by {_figure(amount)} of its largest value."
+        sites = (self._site(at.a, self.one), self._site(at.b, self.two))
+        return Difference(
+            Part.FUNCTION,
+            "function" if what == "value" else "gradient",
+            (sites,),
+            None,
+            None,
+            message,
+            is_first=not self.differences,
+        )
+
+    def _site(self, step: Step | None, walker: _Walker) -> str | None:
+        if step is None:
+            return None
+        s, i, n, _ = step.key
+        if s == OUTSIDE:
+            return ""
+        stack = walker.opened.holdings.anatomy.stacks[s]
+        if i == OUTSIDE:
+            return step.site
+        block = stack.blocks[i]
+        return block.site if n == OUTSIDE else block.branches[n].site
+
+    # Result
+
+    def _outcome(self, found: Walked | None) -> Outcome:
+        if found is None:
+            return Outcome(HowFar(Part.FUNCTION, "not", tuple(self.whys)), notes=tuple(self.notes))
+        largest = max(found.largest, 0.0)
+        if self.differences:
+            message = self.differences[0].message
+            said = f"not the same function: {message[:1].lower()}{message[1:]}"
+        else:
+            said = f"the same function to {_figure(largest)}"
+        figures = {
+            "largest": largest,
+            "largest_gradient": found.largest_gradient,
+            "tolerance": found.tolerance,
+            "forwards": {"a": self._forwards(self.one), "b": self._forwards(self.two)},
+            "mapped": len(self.weights.values),
+            "walk": [self._row(each) for each in found.pairs],
+        }
+        compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
+        return Outcome(compared, tuple(self.differences), _as_data(self.weights), tuple(self.notes))
+
+    def _forwards(self, walker: _Walker) -> int:
+        fused = any(len(p.roles) > 1 for b in walker.opened.holdings.anatomy.branches for p in b.projections)
+        return walker.forwards + 1 + fused
+
+    def _row(self, each: Compared) -> dict[str, Any]:
+        return {
+            "a": self._site(each.a, self.one),
+            "b": self._site(each.b, self.two),
+            "name": name_of_step(each.key[3]),
+            "relative": each.relative,
+            "gradient": each.gradient,
+        }
+
+
+def _open(side: Side) -> Opened:
+    with contextlib.suppress(NotGivenError):  # a module: its tables in float32 are widened
+        side.start(build_exactly, (_SEED,))
+    opened: Opened = side.run(open_twin)
+    return opened
+
+
+def _largest_id(parts: Mapping[str, Tensor]) -> int:
+    ids = [parts[role] for role in ("ids", "decoder ids") if role in parts]
+    return max((int(each.max()) for each in ids if each.numel()), default=-1)
+
+
+def _real(parts: Mapping[str, Tensor]) -> Tensor | None:
+    mask = parts.get("decoder mask") if "decoder ids" in parts else parts.get("mask")
+    return None if mask is None or mask.ndim != 2 or bool(mask.bool().all()) else mask.bool()
+
+
+def _first_random(noise: Mapping[Key, tuple[float, float]]) -> Key | None:
+    return next((key for key, (value, _) in noise.items() if value > RANDOM), None)
+
+
+def name_of_step(name: str) -> str:
+    """The name of a step in a sentence."""
+    return _WORDS.get(name, name)
+
+
+_WORDS = {
+    "embedding": "the token embedding",
+    "entry": "the entry",
+    "sum": "the sum of branch and stream",
+    "exit": "the block's exit",
+    "hidden": "the last hidden state",
+    "query": "the queries",
+    "key": "the keys",
+    "value": "the values",
+    "logits": "the attention's logits",
+    "probabilities": "the attention's probabilities",
+    "mixed": "the mixed values",
+    "q": "the query projection",
+    "k": "the key projection",
+    "v": "the value projection",
+    "o": "the output projection",
+    "up": "the up projection",
+    "gate": "the gate projection",
+    "act": "the activation",
+    "down": "the down projection",
+    "output": "the branch's output",
+    "final norm": "the final norm",
+    OUTPUT: "the output of the model",
+}
+
+
+def _figure(value: float | None) -> str:
+    return "an unknown amount" if value is None else f"{value:.1g}"
+
+
+def _as_data(weights: Weights) -> dict[str, Any]:
+    return {
+        "made_from": {
+            name: {"from": list(names), "how": how} for name, (names, how) in weights.made_from.items()
+        },
+        "only_a": list(weights.only_a),
+        "only_b": list(weights.only_b),
+        "guessed": list(weights.guessed),
+    }

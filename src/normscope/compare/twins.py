@@ -1,0 +1,124 @@
+"""What the function part asks of a side, each in the process that holds the model: see `Side.run`."""
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy
+from normscope.compare.exact import exact
+from normscope.compare.feed import Fed, batch_with, parts_of
+from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.types import Patch, Step
+from normscope.compare.walk import Twin, twin_of
+from normscope.subjects.subject import Subject
+
+_OPEN: dict[int, "tuple[Anatomy, _Built | None, Twin | None]"] = {}
+
+
+@dataclass(eq=False)
+class _Built:
+    """A model that was built in float64 from another seed."""
+
+    model: nn.Module
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A side, ready to walk.
+
+    Attributes:
+        holdings: its parameters.
+        parts: tensors of its batch, by role.
+        vocabulary: number of its token embeddings, None without a table.
+    """
+
+    holdings: Holdings
+    parts: dict[str, Tensor]
+    vocabulary: int | None
+
+
+def build_exactly(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Sequence[int]) -> bool:
+    """Build the model in float64, for `open_twin`; False where that fails."""
+    try:
+        with exact(), contextlib.redirect_stdout(io.StringIO()):
+            _OPEN[id(anatomy)] = (anatomy, _Built(build(seeds[0])), None)
+    except Exception:  # a factory may refuse float64; then its float32 model is widened
+        return False
+    return True
+
+
+def open_twin(subject: Subject, anatomy: Anatomy) -> Opened:
+    """The model in float64 with its holdings; at most two forwards."""
+    _, built, _ = _OPEN.get(id(anatomy), (anatomy, None, None))
+    is_given = None if built is None else _is_given(subject.model, built.model)
+    twin = twin_of(subject, None if built is None else built.model)
+    _OPEN[id(anatomy)] = (anatomy, None, twin)
+    holdings = holdings_of(twin, is_given)
+    tables = (p for held in holdings.held for p in held.pieces if p.slot.role == "embedding")
+    table = next(tables, None)
+    return Opened(holdings, parts_of(subject), None if table is None else int(table.elements.shape[0]))
+
+
+def feed_twin(subject: Subject, anatomy: Anatomy, parts: Mapping[str, Tensor]) -> Fed:
+    """The subject's batch with the tensors of another one."""
+    return batch_with(subject, parts)
+
+
+def walk_twin(
+    subject: Subject,
+    anatomy: Anatomy,
+    parts: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None,
+    patches: Sequence[Patch] = (),
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Step, ...]:
+    """One forward, see `Twin.walk`."""
+    twin = _OPEN[id(anatomy)][2]
+    assert twin is not None
+    return twin.walk(batch_with(subject, parts).batch, weights, patches, **(options or {}))
+
+
+def close_twin(subject: Subject, anatomy: Anatomy) -> int:
+    """Free the model in float64; the number of its forwards."""
+    _, _, twin = _OPEN.pop(id(anatomy), (anatomy, None, None))
+    return 0 if twin is None else twin.forwards
+
+
+def _is_given(model: nn.Module, other: nn.Module) -> bool | None:
+    """Whether the weights at two seeds are the same; None where all are constants."""
+    theirs = dict(other.named_parameters())
+    drawn = [
+        (name, p.detach())
+        for name, p in model.named_parameters()
+        if p.numel() > 1 and bool((p != p.flatten()[0]).any())
+    ]
+    pairs = [
+        (p, theirs[name].detach()) for name, p in drawn if name in theirs and theirs[name].shape == p.shape
+    ]
+    if not pairs:
+        return None
+    return all(torch.allclose(p.double(), q.double(), rtol=1e-3, atol=1e-6) for p, q in pairs)
+
+
+def without_constants(holdings: Holdings) -> Holdings:
+    """The same with other values for parameters that are constants.
+
+    Fresh biases are zero and fresh gains one, and a branch that begins at zero hides itself: with such values
+    many differences do not show.
+    """
+    generator = torch.Generator().manual_seed(1)
+    held = []
+    for each in holdings.held:
+        value = each.value
+        if value.is_floating_point() and value.numel() and bool((value == value.flatten()[0]).all()):
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            width = value.shape[-1] if value.ndim > 1 else 1
+            scale = 0.2 if value.ndim < 2 or width == value.numel() else 0.5 / width**0.5
+            value = value + scale * noise
+        held.append(replace(each, value=value))
+    return replace(holdings, held=tuple(held))
