@@ -6,7 +6,7 @@ What is called, with A and B as `Side` (side.py):
     structure.structure_of(subject, anatomy) → Place              in the model's process, by `side.read`
     structure.structure_of_report(report) → Place
     align.align(a: Place, b: Place) → Pair
-    structure.compare_structures(rows: Pair) → tuple[Difference, ...]
+    differences.compare_structures(rows: Pair) → tuple[Difference, ...]
     start.start_of(build, anatomy, seeds) → plain data            in the model's process, by `side.start`
     start.compare(a, b, rows) → Outcome
     recipe.recipe_of(subject, anatomy) → plain data or None       in the model's process, by `side.read`
@@ -204,6 +204,8 @@ def _outcome(run: Comparison, part: Part) -> Outcome:
         return _PARTS[part](run)
     except _NotError as reason:
         return Outcome(Compared(part, "not", reason.args))
+    except NotGivenError as reason:
+        return Outcome(Compared(part, "not", (f"one of the two cannot be compared here: {reason}",)))
     except UsageError as error:
         if run.reraise:
             raise
@@ -257,7 +259,7 @@ def _align(run: Comparison) -> None:
 
 
 def _structure(run: Comparison) -> Outcome:
-    found = _file("structure").compare_structures(run.rows)
+    found = _file("differences").compare_structures(run.rows)
     said = "" if found else "the same structure"
     return Outcome(Compared(Part.STRUCTURE, "whole", (), said), found)
 
