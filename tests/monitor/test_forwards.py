@@ -143,6 +143,7 @@ def test_a_weight_that_a_wrong_state_spoils_is_of_the_state(key: str, tmp_path: 
 
     (event,) = run.go(step)
     assert (event.data["phase"], event.data["module"]) == ("optimizer state", "maps.1")
+    assert event.step == 3, "the step whose update used the state, not the one that met the weights"
     assert event.data["tensor"] == f"{key} of maps.1.weight"
     assert "the first at [2, 5]" in event.data["sentence"]
 

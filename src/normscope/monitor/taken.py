@@ -47,7 +47,8 @@ class Taken:
 
     Attributes:
         step, time, seconds, tokens, rate, is_skipped: of the step; the rate is the largest of all groups.
-        parts: sums of the streams, one for each forward.
+        parts: sums of the streams, one for each forward; num_checked: how many were searched for wrong values
+            before the update; None if none was, and the gradients were not either.
         gradients: of the parameters, before they are clipped if the loop says when; None if none was taken.
         names, sizes: the weights and states whose turn it was, and their ‖x‖².
         loss: None if the loop gave none.
@@ -66,6 +67,7 @@ class Taken:
     rate: float = NOT_MEASURED
     is_skipped: bool = False
     parts: list[Part] = field(default_factory=list)
+    num_checked: int | None = None
     gradients: Gradients | None = None
     names: list[str] = field(default_factory=list)
     sizes: Tensor | None = None

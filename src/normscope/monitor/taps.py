@@ -4,6 +4,7 @@ The anatomy names tensors by ops, which only a dispatch mode can count; that is 
 of these tensors are inputs or outputs of a module, where a hook can read them.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
 from normscope.anatomy.names import named_modules
 from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
-from normscope.monitor.reductions import squares
+from normscope.monitor.reductions import square
 from normscope.recording.tape import tensors_of
 
 
@@ -115,10 +116,10 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a forward, and its ‖x‖² (a scalar) if that was taken at once."""
+    """A tensor of a forward, and its ‖x‖² if that was taken at once."""
 
     tensor: Tensor
-    square: Tensor | None
+    square: float | None
 
 
 class Taps:
@@ -173,12 +174,9 @@ class Taps:
             for column, tap in taps:
                 if tap.call == call:
                     value = args if tap.is_input else output
-                    if isinstance(value, Tensor):
-                        self._held[column] = _held(value)
-                    else:
-                        tensors = list(tensors_of(value))
-                        if tap.index < len(tensors):
-                            self._held[column] = _held(tensors[tap.index])
+                    tensor = next(itertools.islice(tensors_of(value), tap.index, None), None)
+                    if tensor is not None:
+                        self._held[column] = _held(tensor)
 
         return hook
 
@@ -194,7 +192,7 @@ def _held(tensor: Tensor) -> Held:
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):  # its norm would be a collective
         tensor = tensor.to_local()
-    return Held(tensor, squares([tensor])[0] if tensor.device.type == "cpu" else None)
+    return Held(tensor, square(tensor) if tensor.is_cpu else None)
 
 
 def places_of(model: nn.Module, run: Callable[[], Any], wanted: Iterable[Site]) -> dict[Site, Tap]:

@@ -1,5 +1,6 @@
 """Tracer: finds the first wrong value of a step by running the step again."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -49,10 +50,12 @@ class Tracer:
         self._sharded, self._rank = sharded, rank
         self._num_sound = TURNS  # steps since a wrong value
         self._was_zero = False  # whether the last gradient was 0 throughout
+        self._last_update = 0  # number of the last step that changed the weights
         self._num_skipped = 1  # steps skipped since the last update; a loss scaler begins with a search
 
     def before_update(self, taken: Taken) -> Event | None:
         """Trace the first of the streams and gradients that is not finite, and a gradient of 0 throughout."""
+        taken.num_checked = len(taken.parts)
         if not all(bool(part.squares.isfinite().all()) for part in taken.parts):
             return self._trace(taken, "the residual stream")
         gradients = np.zeros(0) if taken.gradients is None else taken.gradients.by_parameter()
@@ -68,7 +71,7 @@ class Tracer:
         """Trace what is wrong in a step that has ended; at most one event."""
         sizes = np.zeros(0) if taken.sizes is None else taken.sizes.cpu().numpy()
         wrong = np.flatnonzero(~np.isfinite(sizes))
-        found = [self.before_update(taken)]
+        found = [] if taken.num_checked == len(taken.parts) else [self.before_update(taken)]
         if len(wrong):
             found.append(self._trace(taken, f"{taken.names[wrong[0]]} after the update", is_after=True))
         if taken.loss is not None and not np.isfinite(loss):
@@ -76,7 +79,7 @@ class Tracer:
         if taken.is_skipped:
             found.append(self._trace_skipped(taken))
         else:
-            self._num_skipped = 0
+            self._num_skipped, self._last_update = 0, taken.step
         yield from filter(None, found)
 
     def at_alarms(self, taken: Taken, alarms: Sequence[Finding]) -> Iterator[Event]:
@@ -135,7 +138,17 @@ class Tracer:
             if found is None or found.is_of_scale:
                 return None
             taken.is_wrong = True
-        return self._event(taken, where, {"sentence": sentence} if found is None else found.to_dict())
+        event = self._event(taken, where, {"sentence": sentence} if found is None else found.to_dict())
+        is_earlier = found is not None and found.phase == "optimizer state" and not is_updated
+        return self._at_last_update(event) if is_earlier and self._last_update else event
+
+    def _at_last_update(self, event: Event) -> Event:
+        """The event of a step whose wrong weights were written by the last update, as one of that step."""
+        sentence = (
+            f"{event.data['sentence']} The update of step {self._last_update} used it; step {event.step} "
+        )
+        data = {**event.data, "sentence": sentence + "met the weights that it wrote."}
+        return dataclasses.replace(event, step=self._last_update, data=data)
 
     def _of_sound_replay(self, taken: Taken, where: str) -> str:
         sentence = f"{where} is not finite, but a replay of the step's forward and backward is: "

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from normscope.monitor.reductions import local, squares
 
-TURNS = 16
+TURNS = 32
 """Steps in which all of them are looked at once."""
 
 
