@@ -17,6 +17,7 @@ from normscope.errors import UsageError, suggest
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.subjects import Run, Subject, load_to_read, make_subject
+from normscope.subjects.again import build_again
 from normscope.subjects.rng import seeded
 from normscope.subjects.spec import parse
 
@@ -68,11 +69,13 @@ def side_of(given: Given, settings: Settings, batch: Any = None, *, is_apart: bo
 
 def live_side(spec: str, settings: Settings) -> LiveSide:
     """The side of a MODEL, in this process."""
+    loading = settings.loading()
+    subject = load_to_read(spec, **loading)
 
     def build(seed: int) -> nn.Module:
-        return load_to_read(spec, **settings.loading() | {"seed": seed, "batch_size": 1}).model
+        return build_again(spec, subject.model, seed, device=settings.device, dtype=loading["dtype"])
 
-    return LiveSide(load_to_read(spec, **settings.loading()), settings, build)
+    return LiveSide(subject, settings, build)
 
 
 def _of_revision(text: str, settings: Settings) -> RemoteSide:
