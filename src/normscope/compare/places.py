@@ -105,7 +105,7 @@ class Rows:
             return f"stack {', '.join(names)}" if len(self.stacks) > 1 else "the stack"
         if any(spot.row is None for spot in spots):
             return sites_of(difference)
-        words = [self._in_blocks(i, spots) for i in range(len(self.stacks))]
+        words = [self._in_blocks(i, difference) for i in range(len(self.stacks))]
         return ", ".join(filter(None, [*words, self._leaf(difference)]))
 
     def _leaf(self, difference: Difference) -> str:
@@ -121,20 +121,22 @@ class Rows:
             (pair.a and pair.a.name) == a and (pair.b and pair.b.name) == b for pair in self.whole.parts
         )
 
-    def _in_blocks(self, stack: int, spots: Sequence[Spot]) -> str:
-        rows = sorted({spot.row for spot in spots if spot.stack == stack and spot.row is not None})
-        if not rows:
-            return ""
-        chosen = [self.stacks[stack][row] for row in rows]
-        named = _numbered([row.a for row in chosen if row.a is not None], "")
-        if only := _numbered([row.b for row in chosen if row.a is None and row.b is not None], " of B"):
-            named = ", ".join(filter(None, [named, only]))
-        elif all(row.b is None for row in chosen):
-            named += " of A"
-        kinds = {self._kind(spot) for spot in spots if spot.stack == stack}
+    def _in_blocks(self, stack: int, difference: Difference) -> str:
+        """The blocks of a stack: "attention of blocks 0–3", "blocks 2–3 of B"."""
+        numbers: dict[str, set[int]] = {"": set(), " of A": set(), " of B": set()}
+        kinds = set()
+        for a, b in difference.sites:
+            spot = self.spot(a, b)
+            if spot.stack != stack or spot.row is None:
+                continue
+            row = self.stacks[stack][spot.row]
+            number, ending = (row.b, " of B") if not a else (row.a, "" if b else " of A")
+            numbers[ending] |= set() if number is None else {number}
+            kinds.add(self._kind(spot))
+        named = ", ".join(_numbered(sorted(found), ending) for ending, found in numbers.items() if found)
         kind = kinds.pop() if len(kinds) == 1 else ""
         name = f"{self.stack_name(stack)} " if len(self.stacks) > 1 else ""
-        return f"{kind} of {name}{named}" if kind else f"{name}{named}"
+        return "" if not named else f"{kind} of {name}{named}" if kind else f"{name}{named}"
 
     def _kind(self, spot: Spot) -> str:
         if spot.stack is None or spot.row is None or spot.branch is None:
