@@ -93,7 +93,7 @@ def same() -> Diff:
     weights = {
         "made_from": {
             f"model.layers.{i}.self_attn.{each}.weight": {
-                "of": [f"transformer.h.{i}.attn.c_attn.weight"],
+                "from": [f"transformer.h.{i}.attn.c_attn.weight"],
                 "how": f"rows {32 * k}–{32 * k + 31}, transposed",
             }
             for i in range(4)
@@ -349,7 +349,7 @@ def hostile() -> Diff:
     a = replace(stack(2), name=HOSTILE, parts=(block(HOSTILE, norm=HOSTILE), block(HOSTILE * 30)))
     rows = aligned(model(a, positions=HOSTILE), model(stack(2), positions=math.nan))
     weights = {
-        "made_from": {HOSTILE: {"of": [HOSTILE], "how": HOSTILE}},
+        "made_from": {HOSTILE: {"from": [HOSTILE], "how": HOSTILE}},
         "only_a": [HOSTILE],
         "only_b": [HOSTILE],
         "guessed": [HOSTILE],

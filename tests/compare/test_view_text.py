@@ -85,6 +85,13 @@ def test_a_difference_beside_the_same_function_is_not_called_another_function() 
     assert lead(only) == "Not the same model: the same function to 3e-12, but structure (1) differs."
 
 
+def test_gradients_that_differ_beside_equal_values_are_no_other_function() -> None:
+    base = handmade.one()
+    parts = handmade.said(base.parts, Part.FUNCTION, "", tolerance=1e-10, largest=1e-12, largest_gradient=0.3)
+    assert headline(replace(base, parts=parts)) == "Not the same gradients"
+    assert headline(base) == "Not the same function"
+
+
 def test_no_part_that_was_left_out_counts_as_the_same() -> None:
     assert outcome(handmade.nothing()) == "not compared"
     assert headline(handmade.not_all()) == "No difference was found"
@@ -125,14 +132,6 @@ def test_a_long_part_is_cut_and_says_so() -> None:
 def test_parts_that_share_a_reason_are_one_line() -> None:
     shown = " ".join(render_text(handmade.nothing(), 200).split())
     assert "structure, start, recipe, function and verdict: not compared: A takes token ids" in shown
-
-
-def test_weights_that_a_reader_must_know_are_listed() -> None:
-    weights = {"only_a": ["a.0", "a.1", "a.2"], "only_b": [], "guessed": ["x"]}
-    lines = render_text(replace(handmade.same(), weights=weights), 90).splitlines()
-    assert "weights    only in A: a.0…a.2" in lines
-    assert "weights    chosen by shape or value alone: x" in lines
-    assert not any("only in B" in line for line in lines)
 
 
 def test_colour_only_on_a_terminal() -> None:

@@ -89,7 +89,8 @@ def walk_chart(diff: Diff) -> Picture | None:
     if parting is not None:
         at, step = parting
         curves.append(Curve("first", "c-c", [at], [step.relative]))
-        about += f" The dot marks the first that parts: {step.name} of {step.a or step.b}."
+        name = " of ".join(filter(None, [step.name, step.a or step.b]))
+        about += f" The dot marks the first that parts: {name}."
     label = "Relative difference of the two models along the forward pass"
     drawing = chart(
         curves,
@@ -126,7 +127,7 @@ def weight_rows(weights: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(weight of B, weights of A, how it was made of them)."""
     found = []
     for name, made in (weights.get("made_from") or {}).items():
-        of, how = (made.get("of"), made.get("how")) if isinstance(made, Mapping) else made
+        of, how = (made.get("from"), made.get("how")) if isinstance(made, Mapping) else made
         found.append(
             (str(name), of if isinstance(of, str) else ", ".join(map(str, of or ())), str(how or ""))
         )

@@ -3,7 +3,7 @@
 Whatever comes from a model (names, values, reasons) goes through `Text`: "[red]" in a path stays text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -26,14 +26,11 @@ from normscope.compare.words import (
     values,
 )
 from normscope.report.console import as_text, indented, labelled, show
-from normscope.report.sites import compress
 from normscope.report.words import cost_in_words
 
 MOST = 12
 """Differences of a part that are listed."""
 COLOURS = {"same": "bold green", "different": "bold red", "not compared": "bold cyan"}
-WEIGHTS = {"only_a": "only in A", "only_b": "only in B", "guessed": "chosen by shape or value alone"}
-"""Lists of `Diff.weights` that a reader must know, and their names."""
 _NARROW = 60
 """Columns under which values always stand on lines of their own."""
 
@@ -93,16 +90,13 @@ def _value(side: str, value: str) -> tuple[tuple[str, str], str, str]:
 
 
 def _rest(diff: Diff) -> Iterator[RenderableType]:
-    """What was compared without a difference, what was not compared, weights, notes, cost."""
+    """What was compared without a difference, what was not compared, notes, cost."""
     yield Text("")
     for each in diff.parts:
         if each.how != "not" and not diff.of(each.part):
             yield _line(str(each.part), result(diff, each))
     for names, why in not_compared(diff):
         yield _line(names[0], why) if len(names) == 1 else Text(f"{listed(names)}: {why}")
-    for key, name in WEIGHTS.items():
-        if found := (diff.weights or {}).get(key):
-            yield _line("weights", f"{name}: {_names(found)}")
     for note in diff.notes:
         yield _line("note", note)
     if diff.cost:
@@ -111,7 +105,3 @@ def _rest(diff: Diff) -> Iterator[RenderableType]:
 
 def _line(label: str, words: str) -> RenderableType:
     return labelled(label, words, 11)
-
-
-def _names(found: Sequence[str]) -> str:
-    return compress(map(str, found))

@@ -40,7 +40,12 @@ def walk_of(diff: Diff) -> list[Walked]:
 
 def tolerance_of(diff: Diff) -> float | None:
     """Relative difference up to which two tensors are one; None without a walk."""
-    return _number(_figure(diff, "tolerance"))
+    return figure_of(diff, "tolerance")
+
+
+def figure_of(diff: Diff, name: str) -> float | None:
+    """A figure of the function part; None where it has none of that name."""
+    return _number(_figure(diff, name))
 
 
 def _figure(diff: Diff, name: str) -> Any:

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeVar
 from normscope.compare.facts import FACTS, in_words, sentence
 from normscope.compare.places import WHOLE, Rows, sites_of
 from normscope.compare.types import Compared, Diff, Difference, Part
+from normscope.compare.walked import figure_of
+from normscope.rules import figure
 
 Outcome = Literal["same", "different", "not compared"]
 T = TypeVar("T")
@@ -38,7 +40,15 @@ def headline(diff: Diff) -> str:
     if not diff.differences:
         function = _compared(diff, Part.FUNCTION)
         return "The same model" if function and function.how == "whole" else "No difference was found"
-    return "Not the same function" if diff.of(Part.FUNCTION) else "Not the same model"
+    if not diff.of(Part.FUNCTION):
+        return "Not the same model"
+    return "Not the same gradients" if _values_agree(diff) else "Not the same function"
+
+
+def _values_agree(diff: Diff) -> bool:
+    """Whether only the gradients of the two functions differ."""
+    largest, tolerance = figure_of(diff, "largest"), figure_of(diff, "tolerance")
+    return largest is not None and tolerance is not None and largest <= tolerance
 
 
 def lead(diff: Diff) -> str:
@@ -122,13 +132,16 @@ def not_compared(diff: Diff) -> list[tuple[list[str], str]]:
 
 
 def result(diff: Diff, each: Compared) -> str:
-    """The result of a part in a few words: "3 differences", "the same function to 3e-12"."""
-    num = len(diff.of(each.part))
+    """The result of a part in a few words: "3 differences", "no difference; the same function to 3e-12"."""
     if each.how == "not":
         return "not compared"
-    counted = f"{num} difference{'s' if num != 1 else ''}" if num else "no difference"
+    num = len(diff.of(each.part))
     partly = ", compared partly" if each.how == "partly" else ""
-    return f"{counted}{partly}; {within(each.said.rstrip('.'))}" if each.said else f"{counted}{partly}"
+    if not num:
+        return f"no difference{partly}" + (f"; {within(each.said.rstrip('.'))}" if each.said else "")
+    largest = figure_of(diff, "largest") if each.part is Part.FUNCTION else None
+    size = "" if largest is None else f"; the largest relative difference is {figure(largest, 2)}"
+    return f"{num} difference{'s' if num > 1 else ''}{partly}{size}"
 
 
 def _compared(diff: Diff, part: Part) -> Compared | None:
