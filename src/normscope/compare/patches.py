@@ -1,0 +1,428 @@
+"""Changes of a model for one forward, by which a reason is tried, undone exactly afterwards.
+
+A `Patch` is plain data, so it also works on a model in another process. Its kinds:
+
+    kind        path                    value
+    attribute   module.name             the attribute's new value
+    parameter   name of the parameter   a tensor of its shape
+    number      module                  (old, new): its attributes that equal `old`, or else the numbers that
+                                        its forward passes to functions of PyTorch
+    output      module                  a factor of its output
+    function    module                  (function's name, {keyword: value}): changed arguments of the calls
+                                        inside this module and its children
+    tensor      ""                      (site, tensor): the tensor there is replaced
+    site        ""                      `Formula`: the tensor there is computed from it and from other sites
+
+A tensor at a site is replaced above autograd where a function of PyTorch returns it. Otherwise (inside of a
+fused function) its values are overwritten. A formula of this tensor alone then still has the right gradient.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from normscope.anatomy import Site, named_modules, named_parameters
+from normscope.anatomy.calls import ModuleCalls
+from normscope.anatomy.record import changed_by, op_identity, outputs_of
+from normscope.compare.formulas import FORMULAS
+from normscope.compare.types import Patch
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A tensor at a site, computed anew: the value of a Patch of kind "site".
+
+    Attributes:
+        site: the tensor that is replaced.
+        name: a name of `FORMULAS`.
+        sources: other tensors that it needs; they are computed before it.
+        options: its further arguments, by name.
+        parameters: its arguments that are parameters of the model: argument → parameter.
+    """
+
+    site: Site
+    name: str
+    sources: tuple[Site, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Applied:
+    """Effects of the patches on the forwards inside the context.
+
+    Attributes:
+        replaced: site → the tensor that replaced it, with its graph. `capture` sees the one before.
+        done: indices of the patches that had an effect.
+    """
+
+    replaced: dict[Site, Tensor] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+
+@contextmanager
+def patched(model: nn.Module, patches: Sequence[Patch]) -> Iterator[Applied]:
+    """Apply `patches` to the one forward that runs inside; the model is restored exactly.
+
+    Enter it before `capture`, whose sites then stay the same.
+
+    Raises:
+        ValueError: a path or a kind that does not exist.
+    """
+    applied = Applied()
+    with ExitStack() as stack:
+        inside = _Inside(model, applied)
+        for index, patch in enumerate(patches):
+            if patch.kind in _INSIDE:
+                _INSIDE[patch.kind](inside, index, patch)
+            elif patch.kind in _OUTSIDE:
+                stack.enter_context(_OUTSIDE[patch.kind](model, patch))
+                applied.done.add(index)
+            elif patch.kind == "number":
+                if (change := _numbers(model, patch)) is not None:
+                    stack.enter_context(change)
+                    applied.done.add(index)
+                else:
+                    inside.numbers.append((index, patch.path, *patch.value))
+            else:
+                raise ValueError(f'no kind of Patch is called "{patch.kind}"')
+        if inside.is_needed:
+            stack.enter_context(inside.calls.watching())
+            stack.enter_context(_Functions(inside))
+            stack.enter_context(_Ops(inside))
+        yield applied
+
+
+# Patches of modules
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    for plain, module in named_modules(model):
+        if plain == path:
+            return module
+    raise ValueError(f'the model has no module "{path}"')
+
+
+@contextmanager
+def _attribute(model: nn.Module, patch: Patch) -> Iterator[None]:
+    path, _, name = patch.path.rpartition(".")
+    with _set(_module(model, path), {name: patch.value}):
+        yield
+
+
+@contextmanager
+def _set(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Set attributes of a module; those of its class only become visible again."""
+    own = {name: vars(module)[name] for name in values if name in vars(module)}
+    try:
+        for name, value in values.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in own:
+                setattr(module, name, own[name])
+            elif name in vars(module):
+                delattr(module, name)
+
+
+def _numbers(model: nn.Module, patch: Patch) -> Any:
+    """Context in which the attributes that equal the old number have the new one; None without such."""
+    old, new = patch.value
+    module = _module(model, patch.path)
+    names = [name for name, value in vars(module).items() if not name.startswith("_") and _is(value, old)]
+    return _set(module, dict.fromkeys(names, new)) if names else None
+
+
+def _is(value: Any, number: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isclose(value, number, rel_tol=1e-9)
+
+
+@contextmanager
+def _parameter(model: nn.Module, patch: Patch) -> Iterator[None]:
+    found = dict(named_parameters(model, remove_duplicate=False))
+    if patch.path not in found:
+        raise ValueError(f'the model has no parameter "{patch.path}"')
+    parameter = found[patch.path]
+    before = parameter.data
+    try:
+        parameter.data = patch.value.to(before).reshape(before.shape).contiguous()
+        yield
+    finally:
+        parameter.data = before
+
+
+@contextmanager
+def _output(model: nn.Module, patch: Patch) -> Iterator[None]:
+    def scaled(module: nn.Module, args: Any, output: Any) -> Any:
+        first = next(iter(tensors_in(output)), None)
+        return tree_map(lambda leaf: leaf * patch.value if leaf is first else leaf, output)
+
+    handle = _module(model, patch.path).register_forward_hook(scaled)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+_OUTSIDE: Mapping[str, Callable[[nn.Module, Patch], Any]] = {
+    "attribute": _attribute,
+    "parameter": _parameter,
+    "output": _output,
+}
+
+# Patches of ops and functions
+
+
+@dataclass
+class _Hit:
+    """An op that made the tensor of a patched site; `before` is a copy of what was overwritten."""
+
+    job: tuple[int, Formula]
+    output: Tensor
+    before: Tensor | None = None
+
+
+class _Inside:
+    """Patches that need to see every op: what they want, and what was seen."""
+
+    def __init__(self, model: nn.Module, applied: Applied) -> None:
+        self.calls = ModuleCalls(model)
+        self.applied = applied
+        self.parameters = dict(named_parameters(model, remove_duplicate=False))
+        self.jobs: dict[Site, list[tuple[int, Formula]]] = defaultdict(list)
+        self.numbers: list[tuple[int, str, float, float]] = []
+        self.functions: list[tuple[int, str, str, Mapping[str, Any]]] = []
+        self.sources: dict[Site, Tensor] = {}
+        self.hits: list[_Hit] = []
+        self.is_running = False  # inside a function of PyTorch, which may return the tensor
+        self.overwrites = False
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.jobs or self.numbers or self.functions)
+
+    def at_site(self, index: int, patch: Patch) -> None:
+        self.jobs[patch.value.site].append((index, patch.value))
+
+    def put(self, index: int, patch: Patch) -> None:
+        site, value = patch.value
+        self.jobs[site].append((index, Formula(site, "set", options={"value": value})))
+
+    def function(self, index: int, patch: Patch) -> None:
+        self.functions.append((index, patch.path, *patch.value))
+
+    def value(self, job: tuple[int, Formula], tensor: Tensor) -> Tensor | None:
+        """The tensor by the formula; None where a source did not run."""
+        index, formula = job
+        found = [self.applied.replaced.get(site, self.sources.get(site)) for site in formula.sources]
+        if any(source is None for source in found):
+            return None
+        parameters = {name: self.parameters[path] for name, path in formula.parameters.items()}
+        value = FORMULAS[formula.name](tensor, *found, **formula.options, **parameters)
+        self.applied.done.add(index)
+        return value.to(tensor.dtype).reshape(tensor.shape)
+
+    def overwrite(self, job: tuple[int, Formula], tensor: Tensor) -> None:
+        """Write the formula's values into the tensor."""
+        with _disable_current_modes(), torch.no_grad():
+            before = tensor.detach().clone()
+            value = self.value(job, before)
+            if value is not None:
+                tensor.detach().copy_(value)
+        if value is not None:
+            self.hits.append(_Hit(job, tensor, before))
+            self.applied.replaced[job[1].site] = tensor
+
+
+class _Ops(TorchDispatchMode):
+    """Counts ops as `capture` does, and reports the tensors at patched sites."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, inside: _Inside) -> None:
+        super().__init__()
+        self.inside = inside
+        targets = inside.jobs
+        sources = {site for jobs in targets.values() for _, formula in jobs for site in formula.sources}
+        self.wanted: dict[tuple[str, int, str, int], set[Site]] = defaultdict(set)
+        for site in {*targets, *sources}:
+            self.wanted[site.module, site.call, site.op, site.nth].add(site)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op; keep its tensors where a patch needs them."""
+        kwargs = kwargs or {}
+        name, _, mutable = op_identity(func)
+        call = self.inside.calls.current
+        sites = self.wanted.get((call.path, call.nth, name, call.count(name)), ())
+        tensors = tensors_in((args, kwargs)) if sites else []
+        for site in sites:
+            if site.output < 0:
+                self._met(site, tensors[-1 - site.output])
+        changed = changed_by(func, args, kwargs) if mutable else []
+        result = func(*args, **kwargs)
+        for site in sites:
+            if site.output >= 0:
+                self._met(site, outputs_of(result, changed)[site.output])
+        return result
+
+    def _met(self, site: Site, tensor: Tensor) -> None:
+        inside = self.inside
+        inside.sources.setdefault(site, tensor)
+        for job in inside.jobs.get(site, ()):
+            if inside.is_running and not inside.overwrites and site.output >= 0:
+                inside.hits.append(_Hit(job, tensor))
+            else:
+                inside.overwrite(job, tensor)
+
+
+class _Functions(TorchFunctionMode):
+    """Changes arguments and results of PyTorch's functions."""
+
+    def __init__(self, inside: _Inside) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function with changed arguments; replace its result where it is a patched site."""
+        inside = self.inside
+        args, kwargs = self._arguments(func, args, kwargs or {})
+        if not inside.jobs or inside.is_running:
+            return func(*args, **kwargs)
+        counts = Counter(inside.calls.current.ops)
+        result, unmatched = self._run(func, args, kwargs)
+        if unmatched:  # the op lies inside of the function: run it again and overwrite there
+            inside.calls.current.ops = counts
+            inside.overwrites = True
+            try:
+                result, _ = self._run(func, args, kwargs)
+            finally:
+                inside.overwrites = False
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[_Hit]]:
+        inside = self.inside
+        self._hook()
+        inside.is_running = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            inside.is_running = False
+        if inside.overwrites:
+            self._hook()
+            return result, []
+        hits, inside.hits, unmatched = inside.hits, [], []
+        given = {id(leaf) for leaf in tensors_in((args, kwargs))}
+        for hit in hits:
+            if any(id(leaf) in given and _is_same(leaf, hit.output) for leaf in tensors_in(result)):
+                inside.overwrite(hit.job, hit.output)  # an in-place function: others hold this very tensor
+                continue
+            result, is_matched = self._replaced(hit, result)
+            if not is_matched:
+                unmatched.append(hit)
+        return result, unmatched
+
+    def _replaced(self, hit: _Hit, result: Any) -> tuple[Any, bool]:
+        """The result with the formula's tensor for the hit one, and whether it is in the result."""
+        for leaf in tensors_in(result):
+            if _is_same(leaf, hit.output):
+                with _disable_current_modes():
+                    value = self.inside.value(hit.job, leaf.reshape(hit.output.shape))
+                    if value is None:
+                        return result, True
+                    self.inside.applied.replaced[hit.job[1].site] = value
+                    return _exchanged(result, leaf, value.reshape(leaf.shape)), True
+        return result, False
+
+    def _hook(self) -> None:
+        """Give the overwritten tensors the derivative of their formulas."""
+        inside = self.inside
+        hits, inside.hits = inside.hits, []
+        for hit in hits:
+            before = hit.before
+            if before is None or not hit.output.requires_grad or hit.output.grad_fn is None:
+                continue
+
+            def pulled(gradient: Tensor, job: Any = hit.job, before: Tensor = before) -> Tensor:
+                with _disable_current_modes(), torch.enable_grad():
+                    leaf = before.requires_grad_()
+                    value = inside.value(job, leaf)
+                    if value is None or not value.requires_grad:
+                        return torch.zeros_like(gradient)
+                    (back,) = torch.autograd.grad(value, leaf, gradient, allow_unused=True)
+                return torch.zeros_like(gradient) if back is None else back
+
+            hit.output.register_hook(pulled)
+
+    def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        inside = self.inside
+        if not (inside.numbers or inside.functions):
+            return args, kwargs
+        name = getattr(func, "__name__", "")
+        call = inside.calls.current
+        for index, path, old, new in inside.numbers:
+            if call.path == path:
+                leaves, form = tree_flatten((args, kwargs))
+                if any(_is(leaf, old) for leaf in leaves):
+                    inside.applied.done.add(index)
+                    args, kwargs = tree_unflatten([new if _is(leaf, old) else leaf for leaf in leaves], form)
+        for index, path, wanted, changes in inside.functions:
+            if name == wanted and any(each.path == path for each in call.around()):
+                keywords = dict(zip(_SIGNATURES.get(name, ()), args, strict=False))
+                args = args[len(keywords) :]
+                kwargs = {**keywords, **kwargs, **changes}
+                inside.applied.done.add(index)
+        return args, kwargs
+
+
+_SIGNATURES = {
+    "dropout": ("input", "p", "training", "inplace"),
+    "gelu": (),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+}
+"""Function → names of its positional arguments."""
+
+_INSIDE: Mapping[str, Callable[[_Inside, int, Patch], None]] = {
+    "site": _Inside.at_site,
+    "tensor": _Inside.put,
+    "function": _Inside.function,
+}
+
+
+def _exchanged(result: Any, old: Tensor, new: Tensor) -> Any:
+    return tree_map(lambda each: new if each is old else each, result)
+
+
+def _is_same(result: Tensor, output: Tensor) -> bool:
+    """Whether a function's result holds the very numbers of an op's output."""
+    return result is output or (
+        result.numel() == output.numel()
+        and result.data_ptr() == output.data_ptr()
+        and result.is_contiguous() == output.is_contiguous()
+    )
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors of a function's result or arguments."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def tensors_at(values: Mapping[Site, Tensor]) -> tuple[Patch, ...]:
+    """Patches that put each tensor at its site."""
+    return tuple(Patch("tensor", "", (site, value)) for site, value in values.items())

@@ -1,0 +1,146 @@
+"""Probabilities and values: the softmax, dropout, the groups of values, and the merge of the heads."""
+
+import math
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from normscope.compare.formulas import merge_heads, softmax
+from normscope.compare.reasons.operands import _order, _split_sentence, read_operand
+from normscope.compare.reasons.scene import FITS, Half, Reason, Reasons, Scene, distance, figure, tell
+
+
+def reasons(scene: Scene) -> Reasons:
+    """Differences from the logits to the input of the output projection."""
+    if not scene.is_same("probabilities"):
+        yield from _softmax(scene)
+    if scene.is_same("mixed"):
+        return
+    yield from _values(scene)
+    yield from _merge(scene)
+
+
+def _softmax(scene: Scene) -> Reasons:
+    a, b = _described(scene.a), _described(scene.b)
+    if a is None or b is None or a == b:
+        return
+    if "dropout" in (a[0], b[0]):
+        rates = [f"dropout at rate {figure(each[1])}" if each[0] == "dropout" else "none" for each in (a, b)]
+        message = f"Dropout of the attention weights is left on in eval mode: {rates[0]} in A and {rates[1]} in B."
+        patches = scene.b.patch("probabilities", "softmax", ("logits",)) if a[0] == "softmax" else ()
+        yield Reason("dropout-left-on", "probabilities", *rates, message, patches)
+        return
+    words = [_words(each) for each in (a, b)]
+    patches = scene.b.patch("probabilities", "softmax", ("logits",), extra=a[1] if a[0] == "extra" else None)
+    message = tell("The function of the attention's logits", *words)
+    yield Reason("softmax", "probabilities", *words, message, patches)
+
+
+def _words(found: tuple[str, float]) -> str:
+    if found[0] == "extra":
+        return f"a softmax with one more key of logit {figure(found[1])}"
+    return "a softmax"
+
+
+def _described(half: Half) -> tuple[str, float] | None:
+    found = half.all_of("logits", "probabilities")
+    if found is None or found[0].shape != found[1].shape:
+        return None
+    logits, p = found
+    plain = softmax(p, logits).nan_to_num(0.0)
+    if distance(plain, p) < FITS:
+        return "softmax", 0.0
+    shares = p.sum(-1)
+    if bool(((shares > 0) & (shares < 1)).all()):
+        extra = torch.logsumexp(logits, -1) + torch.log((1 - shares) / shares)
+        level = float(extra.mean())
+        if distance(softmax(p, logits, extra=level), p) < FITS:
+            return "extra", 0.0 if abs(level) < FITS else level
+    if (rate := dropped(plain, p)) is not None:
+        return "dropout", rate
+    return None
+
+
+def dropped(before: Tensor, after: Tensor) -> float | None:
+    """Rate of a dropout between two tensors; None where it is none."""
+    some = before.abs() > 1e-12 * before.abs().max()
+    ratio = after[some] / before[some]
+    kept = ratio[ratio != 0]
+    if not len(kept) or len(kept) == len(ratio):
+        return None
+    level = float(kept.median())
+    if level <= 1 or float((kept - level).abs().max()) > FITS * level:
+        return None
+    return round(1 - 1 / level, 6)
+
+
+def _values(scene: Scene) -> Reasons:
+    a, b = read_operand(scene.a, "v", "value"), read_operand(scene.b, "v", "value")
+    if a is None or b is None or scene.is_same("value"):
+        return
+    x, y = scene.b.steps["v"], scene.b.steps["value"]
+    patches = scene.b.patch(
+        "value",
+        "operand",
+        ("v",),
+        heads=x.shape[-1] // y.shape[-1],
+        split=a.split,
+        times=a.times,
+        groups=torch.tensor(a.groups),
+    )
+    if a.split != b.split:
+        message = _split_sentence("The values", a.split, b.split)
+        yield Reason("head-split", "value", a.split, b.split, message, patches)
+    if a.groups != b.groups and len(a.groups) == len(b.groups):
+        message = f"The heads read the values in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
+        yield Reason("kv-groups", "value", list(a.groups), list(b.groups), message, patches)
+    if abs(a.times - b.times) > FITS * abs(a.times):
+        message = tell("The factor on the values", a.times, b.times)
+        yield Reason("value-scale", "value", a.times, b.times, message, patches)
+
+
+def _merge(scene: Scene) -> Reasons:
+    a, b = _merged(scene.a), _merged(scene.b)
+    if a is None or b is None or a == b:
+        return
+    value = scene.b.steps["value"]
+    order = None if a[1] is None else torch.tensor(a[1])
+    patches = scene.b.patch(
+        "mixed", "mix", ("probabilities", "value"), shape=tuple(value.shape), merge=a[0], order=order
+    )
+    if a[0] != b[0]:
+        words = {
+            "heads": "with the features of a head together",
+            "interleaved": "with the heads' features interleaved",
+            "unmoved": "without moving the axis of the tokens",
+        }
+        message = f"The heads are merged {words[a[0]]} in A and {words[b[0]]} in B."
+        yield Reason("head-merge", "mixed", a[0], b[0], message, patches)
+    else:
+        count = value.shape[1]
+        orders = [tuple(range(count)) if each is None else each for each in (a[1], b[1])]
+        message = f"The order of the heads before the output projection is {_order(orders[0])} in A and {_order(orders[1])} in B."
+        yield Reason("head-order", "mixed", list(orders[0]), list(orders[1]), message, patches)
+
+
+def _merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:
+    """How the heads are merged, and in which order (None: their own)."""
+    found = half.all_of("probabilities", "value", "mixed")
+    if found is None or found[0].dim() != 4 or found[1].dim() != 4:
+        return None
+    p, value, mixed = found
+    if p.shape[1] != value.shape[1] or p.shape[-1] != value.shape[-2]:
+        return None
+    heads = p @ value
+    if heads.numel() != mixed.numel():
+        return None
+    for merge in ("heads", "unmoved", "interleaved"):
+        if distance(merge_heads(heads, merge).reshape(mixed.shape), mixed) < FITS:
+            return merge, None
+    parts = mixed.reshape(heads.shape[0], heads.shape[2], heads.shape[1], -1).transpose(1, 2)
+    gaps = torch.stack([(parts[:, h, None] - heads).square().sum((0, 2, 3)) for h in range(heads.shape[1])])
+    order = gaps.argmin(1)
+    if float(gaps.min(1).values.sum().sqrt() / parts.norm()) < FITS:
+        return "heads", tuple(order.tolist())
+    return None

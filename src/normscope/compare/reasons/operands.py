@@ -1,0 +1,375 @@
+"""Queries and keys between their projection and the product: split into heads, QK-norm, rotation, groups."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normscope.compare.formulas import norm, split_heads
+from normscope.compare.reasons.scene import (
+    FITS,
+    Half,
+    Reason,
+    Reasons,
+    Scene,
+    clean,
+    distance,
+    factor,
+    figure,
+    residual,
+    tell,
+)
+
+_UNTURNED = 1e-11
+_EPS = (1e-6, 1e-5, 0.0, 1e-8, 1e-12, 1e-7, 1e-4, 1e-3, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary positions, read from a tensor before and after them.
+
+    Attributes:
+        layout: "halves" or "interleaved".
+        frequencies: radians per token, of each pair.
+        first: number of the first token.
+        base, scale: frequency i is scale·base^(−i/pairs); None where the frequencies follow no such law.
+    """
+
+    layout: str
+    frequencies: Tensor
+    first: float
+    base: float | None
+    scale: float | None
+
+    @property
+    def width(self) -> int:
+        return 2 * len(self.frequencies)
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of the formula `rotated`."""
+        return {"frequencies": self.frequencies, "layout": self.layout, "first": self.first}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a projection's output becomes an attention's operand.
+
+    Attributes:
+        split: how it is split into heads, see `split_heads`.
+        groups: for each head, the head of the projection's output that it reads.
+        norming: arguments of the formula of a QK-norm, with "norm_over"; None without one.
+        rotation: None without one.
+        times: factor on it.
+        normed: the operand after split and norm, before the rotation.
+    """
+
+    split: str
+    groups: tuple[int, ...]
+    norming: Mapping[str, Any] | None
+    rotation: Rotation | None
+    times: float
+
+
+def read_operand(half: Half, before: str, after: str) -> Operand | None:
+    """How `after` ("query") is made from `before` ("q"); None where no description fits."""
+    found = half.all_of(before, after)
+    if found is None or found[1].dim() != 4 or found[0].dim() != 3:
+        return None
+    x, y = found
+    features = y.shape[-1]
+    if x.shape[-1] % features or x.shape[1] != y.shape[2]:
+        return None
+    heads = x.shape[-1] // features
+    if y.shape[1] % heads:
+        return None
+    splits = ("heads", "interleaved", "unmoved")
+    for norming, normed in _normed(half, x, heads, after):
+        for split in splits:
+            z = split_heads(normed, heads, split) if norming is None or norming["norm_over"] == "full" else None
+            if z is None:
+                z = split_heads(x, heads, split)
+                z = norm(z, z, **{key: value for key, value in norming.items() if key != "norm_over"})  # type: ignore[union-attr]
+            if (fitted := _turned(z, y)) is not None:
+                groups, rotation, times = fitted
+                return Operand(split, groups, norming, rotation, times)
+    return None
+
+
+def _normed(half: Half, x: Tensor, heads: int, after: str) -> Iterator[tuple[dict[str, Any] | None, Tensor]]:
+    """Candidates of a QK-norm: its arguments, and x after it (before the split where it is over a head)."""
+    yield None, x
+    if after == "value":
+        return
+    features = x.shape[-1] // heads
+    letter = after[0]
+    for over, size in (("head", features), ("full", x.shape[-1])):
+        gains: list[tuple[Tensor | None, float]] = [(None, 0.0)]
+        for name, value in _inside(half).items():
+            words = name.lower().split(".")
+            if value.numel() != size or not name.endswith("weight"):
+                continue
+            if any(word.startswith(letter) or "norm" in word for word in words[-2:]):
+                gains += [(value.flatten(), 0.0), (value.flatten(), 1.0)]
+        kinds = ("rmsnorm", "layernorm") if over == "full" else ("rmsnorm", "layernorm", "l2norm")
+        for kind, (gain, offset), eps in product(kinds, gains, _EPS):
+            if kind == "l2norm" and (gain is not None or eps != _EPS[0]):
+                continue
+            bias = None
+            options = {"kind": kind, "eps": eps, "weight": gain, "bias": bias, "offset": offset}
+            yield {"norm_over": over, **options}, norm(x, x, **options) if over == "full" else x
+
+
+def _inside(half: Half) -> dict[str, Tensor]:
+    """The parameters of the attention's module that are vectors."""
+    path = half.branch.path if half.branch is not None else ""
+    parent = path.rpartition(".")[0] if path else ""
+    return {
+        name: value
+        for name, value in half.parameters.items()
+        if name.startswith((f"{path}.", f"{parent}." if parent else "")) and value.dim() == 1
+    }
+
+
+def _turned(z: Tensor, y: Tensor) -> tuple[tuple[int, ...], Rotation | None, float] | None:
+    """Groups, rotation and factor that make y (B, H, T, K) from z (B, G, T, K)."""
+    num_heads, num_groups = y.shape[1], z.shape[1]
+    # A rotation keeps the norm of a head's features: it shows which head was read.
+    sizes_y, sizes_z = y.norm(dim=-1), z.norm(dim=-1)
+    ratio = float(sizes_y.norm() / sizes_z.norm()) * math.sqrt(num_groups / num_heads)
+    if not math.isfinite(ratio) or ratio == 0:
+        return None
+    for scale in dict.fromkeys((_common_ratio(sizes_y, sizes_z), ratio)):
+        if scale is None:
+            continue
+        gaps = torch.stack(
+            [
+                torch.stack([(sizes_y[:, h] - scale * sizes_z[:, g]).norm() for g in range(num_groups)])
+                for h in range(num_heads)
+            ]
+        )
+        groups = gaps.argmin(1)
+        if float(gaps.min(1).values.norm() / sizes_y.norm()) > FITS:
+            continue
+        read = z.index_select(1, groups)
+        c, gap = factor(y, read)
+        if gap < _UNTURNED * 100:
+            return tuple(groups.tolist()), None, clean(c)
+        rotation = _rotation(read, y / scale)
+        if rotation is not None:
+            return tuple(groups.tolist()), rotation, clean(scale)
+    return None
+
+
+def _common_ratio(sizes_y: Tensor, sizes_z: Tensor) -> float | None:
+    """The ratio of sizes at the first token, from its largest head."""
+    y, z = sizes_y[0, :, 0].sort().values, sizes_z[0, :, 0].sort().values
+    return float(y[-1] / z[-1]) if float(z[-1]) > 0 else None
+
+
+def _rotation(z: Tensor, y: Tensor) -> Rotation | None:
+    """The rotation from z to y (B, H, T, K), by its angles at every token; None where it is none."""
+    features = z.shape[-1]
+    moved = ((y - z).square().sum((0, 1, 2)) > (_UNTURNED**2) * z.square().sum((0, 1, 2))).nonzero()
+    if not len(moved):
+        return None
+    least = int(moved[-1]) + 1
+    # Interleaved pairs end at an even feature; the slowest pair of a half may not move visibly.
+    for width in range(least + least % 2, features + 1, 2):
+        for layout in ("halves", "interleaved"):
+            angles = _angles(z[..., :width], y[..., :width], layout)
+            if angles is not None and (found := _law(angles, layout)) is not None:
+                return found
+    return None
+
+
+def _angles(z: Tensor, y: Tensor, layout: str) -> Tensor | None:
+    """Angle (T, pairs) by which each pair is rotated; None where a token's pairs are not rotated alike."""
+    one, two = _complex(z, layout), _complex(y, layout)
+    size = one.abs().square().sum((0, 1))
+    if bool((size == 0).any()):
+        return None
+    turn = (two * one.conj()).sum((0, 1)) / size
+    if residual(torch.view_as_real(two), torch.view_as_real(turn * one)) > 10 * FITS:
+        return None
+    return turn.angle()
+
+
+def _complex(x: Tensor, layout: str) -> Tensor:
+    one, two = x.chunk(2, -1) if layout == "halves" else (x[..., 0::2], x[..., 1::2])
+    return torch.complex(one.contiguous(), two.contiguous())
+
+
+def _law(angles: Tensor, layout: str) -> Rotation | None:
+    """Frequencies, first token and base from angles (T, pairs), which are known up to 2π."""
+    if len(angles) < 2:
+        return None
+    steps = torch.polar(torch.ones_like(angles), angles)
+    frequency = (steps[1:] * steps[:-1].conj()).mean(0).angle()
+    # From near tokens to far ones, each estimate is refined by one over a longer way.
+    way = 2
+    while way < len(angles):
+        whole = (steps[way:] * steps[:-way].conj()).mean(0).angle()
+        turns = ((frequency * way - whole) / (2 * math.pi)).round()
+        frequency = (whole + 2 * math.pi * turns) / way
+        way *= 2
+    first = _first(steps[0], frequency)
+    place = torch.arange(len(angles), dtype=angles.dtype) + first
+    expected = torch.outer(place, frequency)
+    if float((torch.polar(torch.ones_like(expected), expected) - steps).abs().max()) > 1e-4:
+        return None
+    base, scale = _base(frequency)
+    return Rotation(layout, frequency, first, base, scale)
+
+
+def _first(step: Tensor, frequency: Tensor) -> float:
+    """Number of the first token: a whole number where one fits."""
+    angle = step.angle()
+    if float(angle.abs().max()) < 1e-6:
+        return 0.0
+    places = torch.arange(-64, 4097, dtype=frequency.dtype)
+    expected = torch.outer(places, frequency)
+    gaps = (torch.polar(torch.ones_like(expected), expected) - step).abs().amax(1)
+    return float(places[gaps.argmin()])
+
+
+def _base(frequency: Tensor) -> tuple[float | None, float | None]:
+    """base and scale of scale·base^(−i/pairs)."""
+    pairs = len(frequency)
+    if bool((frequency <= 0).any()):
+        if bool((frequency >= 0).any()):
+            return None, None
+        base, scale = _base(-frequency)
+        return base, None if scale is None else -scale
+    if pairs == 1:
+        return None, float(frequency[0])
+    place = torch.arange(pairs, dtype=frequency.dtype) / pairs
+    logs = frequency.log()
+    slope = float(((place - place.mean()) * (logs - logs.mean())).sum() / (place - place.mean()).square().sum())
+    level = float(logs.mean() - slope * place.mean())
+    if float((level + slope * place - logs).abs().max()) > 1e-3:
+        return None, None
+    return _rounded(math.exp(-slope)), _rounded(math.exp(level))
+
+
+def _rounded(value: float) -> float:
+    """A fitted number to the precision of tables in float32."""
+    rounded = float(f"{value:.3g}")
+    return rounded if abs(rounded - value) < 1e-4 * abs(value) else float(f"{value:.5g}")
+
+
+def reasons(scene: Scene) -> Reasons:
+    """Differences between the projections' outputs and the operands of the product."""
+    if scene.is_same("logits"):
+        return
+    for before, after in (("q", "query"), ("k", "key")):
+        a, b = read_operand(scene.a, before, after), read_operand(scene.b, before, after)
+        if a is not None and b is not None:
+            yield from _compared(scene, before, after, a, b)
+
+
+def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> Reasons:
+    word = {"query": "queries", "key": "keys"}[after]
+
+    def reason(name: str, left: Any, right: Any, message: str) -> Reason:
+        return Reason(name, after, left, right, message, _patch(scene, before, after, a, b))
+
+    if a.split != b.split:
+        yield reason("head-split", a.split, b.split, _split_sentence(f"The {word}", a.split, b.split))
+    if a.groups != b.groups and len(a.groups) == len(b.groups):
+        message = (
+            f"The heads read the {word} in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
+        )
+        yield reason("kv-groups" if after == "key" else "head-order", list(a.groups), list(b.groups), message)
+    yield from _norms(a, b, word, reason)
+    yield from _rotations(a.rotation, b.rotation, word, reason)
+
+
+def _norms(a: Operand, b: Operand, word: str, reason: Any) -> Reasons:
+    left, right = a.norming, b.norming
+    if left is None and right is None:
+        return
+    if left is None or right is None:
+        words = ["none" if n is None else f"{n['kind']} over each {n['norm_over']}" for n in (left, right)]
+        words = [each.replace("each full", "the full width") for each in words]
+        yield reason("qk-norm", *words, tell(f"The norm on the {word}", *words))
+        return
+    for key, name in (("norm_over", "qk-norm"), ("kind", "qk-norm-kind"), ("eps", "qk-norm-eps")):
+        if left[key] != right[key]:
+            what = {"eps": f"The ε of the norm on the {word}"}.get(key, f"The norm on the {word}")
+            yield reason(name, left[key], right[key], tell(what, left[key], right[key]))
+            return
+
+
+def _rotations(a: Rotation | None, b: Rotation | None, word: str, reason: Any) -> Reasons:
+    if a is None and b is None:
+        return
+    if a is None or b is None:
+        words = ["none" if r is None else "rotary" for r in (a, b)]
+        yield reason("attention-positions", *words, tell(f"The position of the {word}", *words))
+        return
+    if a.width != b.width:
+        yield reason("rotary-width", a.width, b.width, tell("The rotated width of a head", a.width, b.width))
+    if a.layout != b.layout:
+        pairs = {"halves": "feature i with i + width/2", "interleaved": "feature 2i with 2i + 1"}
+        message = f"The rotary positions turn {pairs[a.layout]} in A and {pairs[b.layout]} in B."
+        yield reason("rotary-layout", a.layout, b.layout, message)
+    if a.base is not None and b.base is not None and abs(a.base - b.base) > 1e-3 * a.base:
+        yield reason("rotary-base", a.base, b.base, tell("The base of the rotary positions", a.base, b.base))
+    elif (a.base is None) != (b.base is None):
+        words = ["its frequencies follow no base" if r.base is None else f"base {figure(r.base)}" for r in (a, b)]
+        message = f"The frequencies of the rotary positions differ: {words[0]} in A and {words[1]} in B."
+        yield reason("rotary-scaling", *words, message)
+    elif a.width == b.width and not _is_near(a.scale, b.scale):
+        if a.scale is not None and b.scale is not None and _is_near(a.scale, -b.scale):
+            message = "The rotary positions turn in opposite directions."
+            yield reason("rotary-direction", a.scale, b.scale, message)
+        else:
+            message = tell("The factor on the rotary positions", a.scale, b.scale)
+            yield reason("rotary-scaling", a.scale, b.scale, message)
+    elif a.base is None and a.width == b.width and distance(a.frequencies, b.frequencies) > 1e-4:
+        message = "The frequencies of the rotary positions differ."
+        yield reason("rotary-scaling", a.frequencies.tolist(), b.frequencies.tolist(), message)
+    if a.first != b.first:
+        message = f"The {word}' first position is number {figure(a.first)} in A and {figure(b.first)} in B."
+        yield reason("rotary-offset", a.first, b.first, message)
+
+
+def _is_near(a: float | None, b: float | None) -> bool:
+    return a == b or (a is not None and b is not None and abs(a - b) < 1e-3 * abs(a))
+
+
+def _patch(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> tuple[Any, ...]:
+    x = scene.b.steps[before]
+    norming = dict(a.norming) if a.norming is not None else {}
+    if norming.get("weight") is not None and b.norming is not None and b.norming["weight"] is not None:
+        norming |= {"weight": b.norming["weight"]}
+    features = scene.b.steps[after].shape[-1]
+    return scene.b.patch(
+        after,
+        "operand",
+        (before,),
+        heads=x.shape[-1] // features,
+        split=a.split,
+        times=b.times,
+        rotation=None if a.rotation is None else a.rotation.options(),
+        groups=torch.tensor(a.groups),
+        **norming,
+    )
+
+
+def _split_sentence(subject: str, a: str, b: str) -> str:
+    words = {
+        "heads": "with the features of a head together",
+        "interleaved": "with the heads' features interleaved",
+        "unmoved": "without moving the axis of the tokens",
+    }
+    return f"{subject} are split into heads {words[a]} in A and {words[b]} in B."
+
+
+def _order(groups: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, groups[:8]))
+    return f"({shown}{', …' if len(groups) > 8 else ''})"
