@@ -37,6 +37,16 @@ def combine(y: Tensor, *sources: Tensor, factors: tuple[float, ...], own: float 
     return total
 
 
+def affine(y: Tensor, x: Tensor, *, by: float = 1.0, what: float | Tensor = 0.0) -> Tensor:
+    """by·x + what."""
+    return by * x.reshape(y.shape) + _like(what, y)
+
+
+def norm_of_itself(y: Tensor, **options: Any) -> Tensor:
+    """The norm of y."""
+    return norm(y, y, **options)
+
+
 def take(y: Tensor, *, index: Tensor, axis: int = -1) -> Tensor:
     """y with its entries along an axis in another order."""
     return y.index_select(axis, index.to(y.device))
@@ -161,14 +171,11 @@ def attend(
     cap: float | None = None,
 ) -> Tensor:
     """Logits by·q·kᵀ (+ bias), capped, with −∞ at the keys that are not visible."""
-    if key.shape[-2] == query.shape[-1] and key.shape[-1] != query.shape[-1]:
-        key = key.mT
     logits = by * (query @ key.mT)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     if bias is not None:
         logits = logits + bias.to(logits)
-    logits = logits.reshape(y.shape)
     return logits if visible is None else hide(logits, visible=visible)
 
 
@@ -202,22 +209,6 @@ def rotated(
     return torch.cat([result, rest], -1)
 
 
-def rerotate(
-    y: Tensor, *, was: Mapping[str, Any] | None, to: Mapping[str, Any] | None, shape: tuple[int, int]
-) -> Tensor:
-    """An attention's operand with another rotation: `was` is undone and `to` is done.
-
-    `shape` is (T, K): the operand's last two axes, in this order or the other one.
-    """
-    straight = tuple(y.shape[-2:]) == tuple(shape)
-    x = y if straight else y.mT
-    if was is not None:
-        x = rotated(x, **was, backwards=True)
-    if to is not None:
-        x = rotated(x, **to)
-    return x if straight else x.mT
-
-
 def operand(
     y: Tensor,
     x: Tensor,
@@ -240,7 +231,7 @@ def operand(
         z = rotated(z, **rotation)
     if groups is not None:
         z = z.index_select(1, groups.to(z.device))
-    return _as(times * z, y)
+    return times * z
 
 
 def split_heads(x: Tensor, heads: int, split: str = "heads") -> Tensor:
@@ -284,15 +275,6 @@ def mix(
     return merge_heads(mixed, merge).reshape(y.shape)
 
 
-def _as(heads_BHTK: Tensor, y: Tensor) -> Tensor:
-    """(B, H, T, K) in the shape of an attention's operand."""
-    if y.shape[-2:] == heads_BHTK.shape[-2:]:
-        return heads_BHTK.reshape(y.shape)
-    if y.shape[-2:] == heads_BHTK.shape[-2:][::-1]:
-        return heads_BHTK.mT.reshape(y.shape)
-    raise ValueError(f"heads {tuple(heads_BHTK.shape)} do not fit {tuple(y.shape)}")
-
-
 def _like(value: float | Tensor, y: Tensor) -> float | Tensor:
     if not isinstance(value, Tensor):
         return value
@@ -318,7 +300,9 @@ FORMULAS: Mapping[str, Callable[..., Tensor]] = {
     "add": add,
     "combine": combine,
     "take": take,
+    "affine": affine,
     "norm": norm,
+    "norm_of_itself": norm_of_itself,
     "linear": linear,
     "activation": activation,
     "cap": cap,
@@ -326,7 +310,6 @@ FORMULAS: Mapping[str, Callable[..., Tensor]] = {
     "hide": hide,
     "attend": attend,
     "softmax": softmax,
-    "rerotate": rerotate,
     "operand": operand,
     "mix": mix,
 }

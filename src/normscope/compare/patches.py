@@ -7,7 +7,7 @@ A `Patch` is plain data, so it also works on a model in another process. Its kin
     parameter   name of the parameter   a tensor of its shape
     number      module                  (old, new): its attributes that equal `old`, or else the numbers that
                                         its forward passes to functions of PyTorch
-    output      module                  a factor of its output
+    output      module                  a factor of its output, or (name of a formula, options)
     function    module                  (function's name, {keyword: value}): changed arguments of the calls
                                         inside this module and its children
     tensor      ""                      (site, tensor): the tensor there is replaced
@@ -34,6 +34,7 @@ from normscope.anatomy import Site, named_modules, named_parameters
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.record import changed_by, op_identity, outputs_of
 from normscope.compare.formulas import FORMULAS
+from normscope.compare.layout import Layout
 from normscope.compare.types import Patch
 
 
@@ -47,6 +48,9 @@ class Formula:
         sources: other tensors that it needs; they are computed before it.
         options: its further arguments, by name.
         parameters: its arguments that are parameters of the model: argument → parameter.
+        layouts: ways from the tensors, the replaced one first, to the form that the formula knows; None where
+            they have it.
+        rows: features of the same tensors that are meant, where they are a part (fused projections).
     """
 
     site: Site
@@ -54,6 +58,24 @@ class Formula:
     sources: tuple[Site, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    layouts: tuple[Layout | None, ...] = ()
+    rows: tuple[Tensor | None, ...] = ()
+
+    def value(self, y: Tensor, sources: Sequence[Tensor], arguments: Mapping[str, Any]) -> Tensor:
+        """The tensor that replaces y, in y's own shape."""
+        layouts = (*self.layouts, *[None] * (1 + len(sources) - len(self.layouts)))
+        rows = (*self.rows, *[None] * (1 + len(sources) - len(self.rows)))
+        given = [
+            tensor if layout is None else layout.apply(tensor)
+            for tensor, layout in zip((y, *sources), layouts, strict=True)
+        ]
+        parts = [t if r is None else t.index_select(-1, r) for t, r in zip(given, rows, strict=True)]
+        value = FORMULAS[self.name](*parts, **arguments).to(y.dtype)
+        if rows[0] is not None:
+            value = given[0].index_copy(-1, rows[0], value.reshape(parts[0].shape))
+        if layouts[0] is not None and tuple(y.shape) == layouts[0].shape:
+            value = _back(layouts[0], value.reshape(layouts[0].merged))
+        return value.reshape(y.shape)
 
 
 @dataclass
@@ -62,10 +84,12 @@ class Applied:
 
     Attributes:
         replaced: site → the tensor that replaced it, with its graph. `capture` sees the one before.
+        before: site → the tensor there before a patch of kind "tensor" replaced it; its maker's own value.
         done: indices of the patches that had an effect.
     """
 
     replaced: dict[Site, Tensor] = field(default_factory=dict)
+    before: dict[Site, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
 
 
@@ -164,11 +188,14 @@ def _parameter(model: nn.Module, patch: Patch) -> Iterator[None]:
 
 @contextmanager
 def _output(model: nn.Module, patch: Patch) -> Iterator[None]:
-    def scaled(module: nn.Module, args: Any, output: Any) -> Any:
-        first = next(iter(tensors_in(output)), None)
-        return tree_map(lambda leaf: leaf * patch.value if leaf is first else leaf, output)
+    name, options = ("scale", {"by": patch.value}) if not isinstance(patch.value, tuple) else patch.value
 
-    handle = _module(model, patch.path).register_forward_hook(scaled)
+    def changed(module: nn.Module, args: Any, output: Any) -> Any:
+        tensors = [t for t in tensors_in(output) if t.is_floating_point()]
+        first = next((t for t in tensors if t.dim() > 1), next(iter(tensors), None))
+        return output if first is None else _exchanged(output, first, FORMULAS[name](first, **options))
+
+    handle = _module(model, patch.path).register_forward_hook(changed)
     try:
         yield
     finally:
@@ -225,13 +252,15 @@ class _Inside:
     def value(self, job: tuple[int, Formula], tensor: Tensor) -> Tensor | None:
         """The tensor by the formula; None where a source did not run."""
         index, formula = job
+        if formula.name == "set":
+            self.applied.before[formula.site] = tensor.detach()
         found = [self.applied.replaced.get(site, self.sources.get(site)) for site in formula.sources]
         if any(source is None for source in found):
             return None
         parameters = {name: self.parameters[path] for name, path in formula.parameters.items()}
-        value = FORMULAS[formula.name](tensor, *found, **formula.options, **parameters)
+        value = formula.value(tensor, [t for t in found if t is not None], {**formula.options, **parameters})
         self.applied.done.add(index)
-        return value.to(tensor.dtype).reshape(tensor.shape)
+        return value
 
     def overwrite(self, job: tuple[int, Formula], tensor: Tensor) -> None:
         """Write the formula's values into the tensor."""
@@ -327,32 +356,28 @@ class _Functions(TorchFunctionMode):
             return result, []
         hits, inside.hits, unmatched = inside.hits, [], []
         given = {id(leaf) for leaf in tensors_in((args, kwargs))}
+        now: dict[int, Tensor] = {}  # op's output → what stands for it in the result after the first patches
         for hit in hits:
-            if any(id(leaf) in given and _is_same(leaf, hit.output) for leaf in tensors_in(result)):
-                inside.overwrite(hit.job, hit.output)  # an in-place function: others hold this very tensor
-                continue
-            result, is_matched = self._replaced(hit, result)
-            if not is_matched:
+            output = now.get(id(hit.output), hit.output)
+            leaf = next((each for each in tensors_in(result) if _is_same(each, output)), None)
+            if leaf is None:
                 unmatched.append(hit)
-        return result, unmatched
-
-    def _replaced(self, hit: _Hit, result: Any) -> tuple[Any, bool]:
-        """The result with the formula's tensor for the hit one, and whether it is in the result."""
-        for leaf in tensors_in(result):
-            if _is_same(leaf, hit.output):
+            elif id(leaf) in given:  # an in-place function: others hold this very tensor
+                inside.overwrite(hit.job, hit.output)
+            else:
                 with _disable_current_modes():
-                    value = self.inside.value(hit.job, leaf.reshape(hit.output.shape))
-                    if value is None:
-                        return result, True
-                    self.inside.applied.replaced[hit.job[1].site] = value
-                    return _exchanged(result, leaf, value.reshape(leaf.shape)), True
-        return result, False
+                    value = inside.value(hit.job, leaf.reshape(hit.output.shape))
+                    if value is not None:
+                        inside.applied.replaced[hit.job[1].site] = value
+                        now[id(hit.output)] = value.reshape(leaf.shape)
+                        result = _exchanged(result, leaf, now[id(hit.output)])
+        return result, unmatched
 
     def _hook(self) -> None:
         """Give the overwritten tensors the derivative of their formulas."""
         inside = self.inside
         hits, inside.hits = inside.hits, []
-        for hit in hits:
+        for hit in reversed(hits):  # the last formula's derivative comes first
             before = hit.before
             if before is None or not hit.output.requires_grad or hit.output.grad_fn is None:
                 continue
@@ -405,6 +430,13 @@ _INSIDE: Mapping[str, Callable[[_Inside, int, Patch], None]] = {
 }
 
 
+def _back(layout: Layout, tensor: Tensor) -> Tensor:
+    """The inverse of `layout.apply`."""
+    permuted = tensor.reshape([layout.factors[i] for i in layout.order])
+    inverse = sorted(range(len(layout.order)), key=layout.order.__getitem__)
+    return permuted.permute(inverse).reshape(layout.shape)
+
+
 def _exchanged(result: Any, old: Tensor, new: Tensor) -> Any:
     return tree_map(lambda each: new if each is old else each, result)
 
@@ -423,6 +455,9 @@ def tensors_in(result: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def tensors_at(values: Mapping[Site, Tensor]) -> tuple[Patch, ...]:
-    """Patches that put each tensor at its site."""
-    return tuple(Patch("tensor", "", (site, value)) for site, value in values.items())
+def tensors_at(values: Mapping[Site, Tensor], layout: Layout | None = None) -> tuple[Patch, ...]:
+    """Patches that put each tensor, which has the common form of `layout`, at its site."""
+    return tuple(
+        Patch("tensor", "", (site, value if layout is None else _back(layout, value)))
+        for site, value in values.items()
+    )

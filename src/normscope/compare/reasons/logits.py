@@ -66,7 +66,11 @@ def read_logits(half: Half) -> Logits | None:
     for before, after in (("q", "query"), ("k", "key")):
         if (read := read_operand(half, before, after)) is not None:
             operands *= read.times
-    fitted = _plain(product, logits, visible) or _capped(product, logits, visible) or _biased(product, logits, visible)
+    fitted = (
+        _plain(product, logits, visible)
+        or _capped(product, logits, visible)
+        or _biased(product, logits, visible)
+    )
     if fitted is None:
         return None
     times, bias, cap = fitted
@@ -190,12 +194,17 @@ def reasons(scene: Scene) -> Reasons:
         return Reason(name, "logits", left, right, message, patches)
 
     if abs(a.scale - b.scale) > FITS * abs(a.scale):
-        message = tell("The factor on the attention's logits", *(_scale_words(half, s) for half, s in ((scene.a, a.scale), (scene.b, b.scale))))
+        message = tell(
+            "The factor on the attention's logits",
+            *(_scale_words(half, s) for half, s in ((scene.a, a.scale), (scene.b, b.scale))),
+        )
         by = b.times * a.scale / b.scale if b.scale else a.times
         yield reason("attention-scale", a.scale, b.scale, message, by=by)
     if not _same_cap(a.cap, b.cap):
         left, right = (("none" if cap is None else cap) for cap in (a.cap, b.cap))
-        yield reason("logit-cap", left, right, tell("The soft cap of the attention's logits", left, right), cap=a.cap)
+        yield reason(
+            "logit-cap", left, right, tell("The soft cap of the attention's logits", left, right), cap=a.cap
+        )
     if (a.bias is None) != (b.bias is None) or (
         a.bias is not None and b.bias is not None and distance(a.bias, b.bias) > FITS
     ):
@@ -219,7 +228,11 @@ def _masks_alone(scene: Scene) -> Reasons:
     if not torch.equal(seen_a, seen_b) and residual(a[shared], b[shared]) < FITS:
 
         def reason(name: str, left: Any, right: Any, message: str, **to: Any) -> Reason:
-            put = scene.b.patch("logits", "hide", (), visible=to["visible"]) if bool((seen_a <= seen_b).all()) else ()
+            put = (
+                scene.b.patch("logits", "hide", (), visible=to["visible"])
+                if bool((seen_a <= seen_b).all())
+                else ()
+            )
             return Reason(name, "logits", left, right, message, put)
 
         yield _mask(scene, _narrow(seen_a), _narrow(seen_b), reason)
@@ -272,6 +285,8 @@ def bias_words(bias: Tensor | None) -> str:
     if bool((along[lower].abs() > FITS * bias.abs().max()).any()):
         return "a bias"
     slope = differences.masked_fill(~lower, 0.0).sum((-1, -2)) / lower[0, 0].sum()
-    if bool((values - slope[..., None, None].expand_as(differences)[lower]).abs().max() < FITS * bias.abs().max()):
+    if bool(
+        (values - slope[..., None, None].expand_as(differences)[lower]).abs().max() < FITS * bias.abs().max()
+    ):
         return "ALiBi"
     return "a bias by relative position"

@@ -1,7 +1,5 @@
 """Probabilities and values: the softmax, dropout, the groups of values, and the merge of the heads."""
 
-import math
-from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -27,7 +25,9 @@ def _softmax(scene: Scene) -> Reasons:
         return
     if "dropout" in (a[0], b[0]):
         rates = [f"dropout at rate {figure(each[1])}" if each[0] == "dropout" else "none" for each in (a, b)]
-        message = f"Dropout of the attention weights is left on in eval mode: {rates[0]} in A and {rates[1]} in B."
+        message = (
+            f"Dropout of the attention weights is left on in eval mode: {rates[0]} in A and {rates[1]} in B."
+        )
         patches = scene.b.patch("probabilities", "softmax", ("logits",)) if a[0] == "softmax" else ()
         yield Reason("dropout-left-on", "probabilities", *rates, message, patches)
         return

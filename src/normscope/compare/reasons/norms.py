@@ -33,7 +33,13 @@ def _described(half: Half, name: str) -> dict[str, Any] | None:
     for gain in (weight, None):
         for offset in (found.weight_offset, 1.0 - found.weight_offset) if gain is not None else (0.0,):
             for shift in (bias, None):
-                options = {"kind": found.kind, "eps": found.eps, "weight": gain, "bias": shift, "offset": offset}
+                options = {
+                    "kind": found.kind,
+                    "eps": found.eps,
+                    "weight": gain,
+                    "bias": shift,
+                    "offset": offset,
+                }
                 gap = distance(norm(y, x.reshape(y.shape), **options), y)
                 if gap < 0.1 * best[0]:
                     best = gap, options
@@ -111,7 +117,9 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
         yield reason(f"{where}-bias", left, right, message, bias=shift_a, weight=gain_a, offset=0.0)
 
 
-def _gain_reason(scene: Scene, name: str, where: str, subject: str, a: dict[str, Any], b: dict[str, Any]) -> Reason:
+def _gain_reason(
+    scene: Scene, name: str, where: str, subject: str, a: dict[str, Any], b: dict[str, Any]
+) -> Reason:
     gain_a, gain_b = _gain(a), _gain(b)
     patches = scene.b.patch(name, "norm", (f"{name} in",), **{**b, "weight": gain_a, "offset": 0.0})
     for left, right, one in ((gain_a, gain_b, "A"), (gain_b, gain_a, "B")):

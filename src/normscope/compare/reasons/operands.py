@@ -25,7 +25,18 @@ from normscope.compare.reasons.scene import (
 )
 
 _UNTURNED = 1e-11
-_EPS = (1e-6, 1e-5, 0.0, 1e-8, 1e-12, 1e-7, 1e-4, 1e-3, torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
+_EPS = (
+    1e-6,
+    1e-5,
+    0.0,
+    1e-8,
+    1e-12,
+    1e-7,
+    1e-4,
+    1e-3,
+    torch.finfo(torch.float32).eps,
+    torch.finfo(torch.float64).eps,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,11 @@ def read_operand(half: Half, before: str, after: str) -> Operand | None:
     splits = ("heads", "interleaved", "unmoved")
     for norming, normed in _normed(half, x, heads, after):
         for split in splits:
-            z = split_heads(normed, heads, split) if norming is None or norming["norm_over"] == "full" else None
+            z = (
+                split_heads(normed, heads, split)
+                if norming is None or norming["norm_over"] == "full"
+                else None
+            )
             if z is None:
                 z = split_heads(x, heads, split)
                 z = norm(z, z, **{key: value for key, value in norming.items() if key != "norm_over"})  # type: ignore[union-attr]
@@ -248,7 +263,9 @@ def _base(frequency: Tensor) -> tuple[float | None, float | None]:
         return None, float(frequency[0])
     place = torch.arange(pairs, dtype=frequency.dtype) / pairs
     logs = frequency.log()
-    slope = float(((place - place.mean()) * (logs - logs.mean())).sum() / (place - place.mean()).square().sum())
+    slope = float(
+        ((place - place.mean()) * (logs - logs.mean())).sum() / (place - place.mean()).square().sum()
+    )
     level = float(logs.mean() - slope * place.mean())
     if float((level + slope * place - logs).abs().max()) > 1e-3:
         return None, None
@@ -280,9 +297,7 @@ def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> 
     if a.split != b.split:
         yield reason("head-split", a.split, b.split, _split_sentence(f"The {word}", a.split, b.split))
     if a.groups != b.groups and len(a.groups) == len(b.groups):
-        message = (
-            f"The heads read the {word} in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
-        )
+        message = f"The heads read the {word} in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
         yield reason("kv-groups" if after == "key" else "head-order", list(a.groups), list(b.groups), message)
     yield from _norms(a, b, word, reason)
     yield from _rotations(a.rotation, b.rotation, word, reason)
@@ -320,7 +335,9 @@ def _rotations(a: Rotation | None, b: Rotation | None, word: str, reason: Any) -
     if a.base is not None and b.base is not None and abs(a.base - b.base) > 1e-3 * a.base:
         yield reason("rotary-base", a.base, b.base, tell("The base of the rotary positions", a.base, b.base))
     elif (a.base is None) != (b.base is None):
-        words = ["its frequencies follow no base" if r.base is None else f"base {figure(r.base)}" for r in (a, b)]
+        words = [
+            "its frequencies follow no base" if r.base is None else f"base {figure(r.base)}" for r in (a, b)
+        ]
         message = f"The frequencies of the rotary positions differ: {words[0]} in A and {words[1]} in B."
         yield reason("rotary-scaling", *words, message)
     elif a.width == b.width and not _is_near(a.scale, b.scale):

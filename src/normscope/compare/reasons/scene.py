@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normscope.anatomy import Branch, Norm, Site
 from normscope.compare.formulas import MASKED
+from normscope.compare.layout import Layout
 from normscope.compare.patches import Formula
 from normscope.compare.types import Patch
 
@@ -16,6 +17,15 @@ FITS = 1e-6
 """Largest relative residual of a formula that describes a tensor; tables in float32 leave 1e-7."""
 SAME = 1e-9
 """Two tensors with a smaller relative difference are one, in float64."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where the tensor of a step is in a model, and how it takes the form that steps have."""
+
+    site: Site
+    layout: Layout | None = None
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Half:
         parameters: by name, of the model that ran.
         branch: the branch, None outside of the blocks.
         norms: the norms, "norm 0" or "final norm" → `Norm`.
-        sites: name of the step → where its tensor is in the model.
+        places: name of the step → where its tensor is in the model.
         block_entry: the stream at the entry of the block.
         gradients: gradient of the loss in a step, by name.
     """
@@ -36,7 +46,7 @@ class Half:
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     branch: Branch | None = None
     norms: Mapping[str, Norm] = field(default_factory=dict)
-    sites: Mapping[str, Site] = field(default_factory=dict)
+    places: Mapping[str, At] = field(default_factory=dict)
     block_entry: Tensor | None = None
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -45,13 +55,24 @@ class Half:
         found = [self.steps[name] for name in names if name in self.steps]
         return tuple(found) if len(found) == len(names) else None
 
-    def patch(self, step: str, formula: str, sources: tuple[str, ...] = (), **options: Any) -> tuple[Patch, ...]:
+    def patch(
+        self, step: str, formula: str, sources: tuple[str, ...] = (), **options: Any
+    ) -> tuple[Patch, ...]:
         """Patch that computes a step anew; none where a site is unknown."""
         parameters = options.pop("parameters", {})
-        if step not in self.sites or any(name not in self.sites for name in sources):
+        if any(name not in self.places for name in (step, *sources)):
             return ()
-        found = tuple(self.sites[name] for name in sources)
-        return (Patch("site", "", Formula(self.sites[step], formula, found, options, parameters)),)
+        at = [self.places[name] for name in (step, *sources)]
+        formula_ = Formula(
+            at[0].site,
+            formula,
+            tuple(each.site for each in at[1:]),
+            options,
+            parameters,
+            tuple(each.layout for each in at),
+            tuple(each.rows for each in at),
+        )
+        return (Patch("site", "", formula_),)
 
 
 @dataclass(frozen=True)
@@ -62,17 +83,19 @@ class Scene:
         a, b: the sides.
         kind: "attention", "cross-attention", "feed-forward", "other", "embedding" or "head".
         ids: the batch's token ids (B, T), for the embedding.
+        tolerance: largest relative difference of equal tensors.
     """
 
     a: Half
     b: Half
     kind: str
     ids: Tensor | None = None
+    tolerance: float = SAME
 
     def is_same(self, step: str) -> bool:
         """Whether a step has the same values on both sides; False where one lacks it."""
         a, b = self.a.steps.get(step), self.b.steps.get(step)
-        return a is not None and b is not None and distance(a, b) < SAME
+        return a is not None and b is not None and distance(a, b) < self.tolerance
 
     def both(self, *names: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
         """The tensors of these steps on both sides."""
@@ -153,5 +176,5 @@ def clean(value: float) -> float:
 
 
 def tell(subject: str, a: Any, b: Any) -> str:
-    """"SUBJECT is a in A and b in B."."""
+    """ "SUBJECT is a in A and b in B."."""
     return f"{subject} is {figure(a)} in A and {figure(b)} in B."

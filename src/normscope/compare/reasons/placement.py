@@ -1,0 +1,83 @@
+"""Placement of a branch's norms: which of its slots hold one."""
+
+from typing import Any
+
+from torch import Tensor
+
+from normscope.compare.reasons.norms import parameters_of
+from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, tell
+from normscope.compare.types import Patch
+
+SLOTS = {"pre": ("in",), "post": ("stream",), "res-post": ("out",), "peri": ("in", "out"), "none": ()}
+_FIRST = ("q", "k", "v", "up", "gate")
+
+
+def reasons(scene: Scene) -> Reasons:
+    """A norm that one side has in another slot, or that it lacks."""
+    a, b = scene.a.branch, scene.b.branch
+    if a is None or b is None or a.placement == b.placement or scene.is_same("sum"):
+        return
+    message = tell("The placement of the norms", a.placement, b.placement)
+    yield Reason("placement", "entry", a.placement, b.placement, message, _patches(scene))
+
+
+def slots(half: Half) -> dict[str, str]:
+    """Slot → name of the norm in it."""
+    branch = half.branch
+    if branch is None or len(SLOTS.get(branch.placement, ())) != len(branch.norms):
+        return {}
+    return {slot: f"norm {n}" for n, slot in enumerate(SLOTS[branch.placement])}
+
+
+def _patches(scene: Scene) -> tuple[Patch, ...]:
+    here, there = slots(scene.a), slots(scene.b)
+    patches: list[Patch] = []
+    for slot in ("in", "out", "stream"):
+        if slot in there and slot not in here:
+            patches += scene.b.patch(there[slot], "affine", (f"{there[slot]} in",))
+        elif slot in here and slot not in there:
+            options = _options(scene.a, here[slot])
+            if slot == "in":
+                patches += _inserted(scene, options)
+            else:
+                patches += scene.b.patch("output" if slot == "out" else "sum", "norm_of_itself", **options)
+    return tuple(patches)
+
+
+def _options(half: Half, name: str) -> dict[str, Any]:
+    found = half.norms[name]
+    weight, bias = parameters_of(found, half.parameters)
+    return {
+        "kind": found.kind,
+        "eps": found.eps,
+        "weight": weight,
+        "bias": bias,
+        "offset": found.weight_offset,
+    }
+
+
+def _inserted(scene: Scene, options: dict[str, Any]) -> list[Patch]:
+    """B's first projections read the norm of the stream instead of the stream."""
+    patches: list[Patch] = []
+    branch = scene.b.branch
+    assert branch is not None
+    done: set[str] = set()
+    for projection in branch.projections:
+        role = next((r for r in projection.roles if r in _FIRST), None)
+        if role is None or projection.parameter in done:
+            continue
+        done.add(projection.parameter)
+        path = projection.parameter.rpartition(".")[0]
+        parameters = {"matrix": projection.parameter}
+        vector: Tensor | None = scene.b.parameters.get(f"{path}.bias")
+        if vector is not None:
+            parameters["vector"] = f"{path}.bias"
+        patches += scene.b.patch(
+            f"whole {role}",
+            "linear",
+            ("entry",),
+            parameters=parameters,
+            feature_axis=projection.feature_axis,
+            **options,
+        )
+    return patches

@@ -1,0 +1,183 @@
+"""Scenes of two walks: the steps of a branch, or of the ways in and out, of both sides together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normscope.anatomy import Anatomy
+from normscope.compare.reasons.scene import SAME, At, Half, Scene
+from normscope.compare.types import Step
+from normscope.compare.walk import OUTPUT, OUTSIDE, Key, Twin
+
+Number = tuple[int, int, int]
+WAY_IN: Number = (OUTSIDE, OUTSIDE, OUTSIDE)
+
+
+@dataclass(frozen=True)
+class Map:
+    """What is known of a side without its weights, as plain data.
+
+    Attributes:
+        anatomy: the reading to which the sites belong.
+        places: key of a step → where its tensor is; "whole q" is a fused projection's output.
+        order: key → its number in the order of the forward.
+    """
+
+    anatomy: Anatomy
+    places: Mapping[Key, At]
+    order: Mapping[Key, int]
+
+    def order_of(self, number: Number) -> list[str]:
+        """Names of the steps of a branch in the order of the forward."""
+        keys = [key for key in self.order if key[:3] == number]
+        return [key[3] for key in sorted(keys, key=self.order.__getitem__)]
+
+
+def map_of(twin: Twin) -> Map:
+    """The map of a model, in its own process."""
+    places: dict[Key, At] = {}
+    order: dict[Key, int] = {}
+    for place in twin.places:
+        rows = getattr(twin, "rows", {}).get(place.key)
+        at, name = place.key[:3], place.key[3]
+        parts = {role: At(place.site, place.layout, each) for role, each in (rows or {}).items()}
+        for role in name.split(" and "):
+            places[*at, f"whole {role}"] = At(place.site, place.layout)
+        for role, where in (parts or {name: At(place.site, place.layout)}).items():
+            places[*at, role], order[*at, role] = where, place.index
+    return Map(twin.anatomy, places, order)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A side with the steps of one forward.
+
+    Attributes:
+        map: where its steps are.
+        steps: of one forward.
+        parameters: the values that it ran with, by name.
+    """
+
+    map: Map
+    steps: Sequence[Step]
+    parameters: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A scene and its numbers: (stack, block, branch) of A and of B; -1 outside."""
+
+    a: Number
+    b: Number
+    scene: Scene
+
+
+def scenes_of(
+    a: Walked, b: Walked, to_a: Mapping[Number, Number], tolerance: float = SAME, ids: Tensor | None = None
+) -> Iterator[Placed]:
+    """The scenes in the order of B's forward: the way in, the branches, the way out of each stack.
+
+    Args:
+        a, b: the sides.
+        to_a: numbers of a branch, a stack or the whole of B → those of A.
+        tolerance: largest relative difference of equal tensors.
+        ids: the batch's token ids.
+    """
+    by_a, by_b = _by_number(a.steps), _by_number(b.steps)
+    stacks = [s for s, *_ in to_a.values()]
+    for s, stack in enumerate(b.map.anatomy.stacks):
+        first = to_a.get((s, 0, 0))
+        if first is not None and not first[1] and not first[2]:
+            yield Placed(WAY_IN, WAY_IN, _way_in(a, b, by_a, by_b, first, (s, 0, 0), tolerance, ids))
+        for n in [(s, i, k) for i, block in enumerate(stack.blocks) for k in range(len(block.branches))]:
+            if n in to_a:
+                yield Placed(to_a[n], n, _scene(a, b, by_a, by_b, to_a[n], n, tolerance))
+        end: Number = (s, OUTSIDE, OUTSIDE)
+        if end in to_a and to_a[end][0] in stacks:
+            yield Placed(to_a[end], end, _way_out(a, b, by_a, by_b, to_a[end], end, tolerance))
+
+
+_Steps = dict[Number, dict[str, Step]]
+
+
+def _by_number(steps: Sequence[Step]) -> _Steps:
+    found: _Steps = {}
+    for step in steps:
+        found.setdefault(step.key[:3], {})[step.key[3]] = step
+    return found
+
+
+def _half(
+    side: Walked, steps: Mapping[str, Step], number: Number, names: Mapping[str, Number] | None = None
+) -> Half:
+    """One side of a scene; `names` are steps of other numbers."""
+    places = {key[3]: at for key, at in side.map.places.items() if key[:3] == number}
+    for name, elsewhere in (names or {}).items():
+        if (*elsewhere, name) in side.map.places:
+            places[name] = side.map.places[*elsewhere, name]
+    return Half(
+        {name: step.value for name, step in steps.items() if step.value is not None},
+        side.parameters,
+        places=places,
+        gradients={name: step.gradient for name, step in steps.items() if step.gradient is not None},
+    )
+
+
+def _scene(
+    a: Walked, b: Walked, by_a: _Steps, by_b: _Steps, at_a: Number, at_b: Number, tolerance: float
+) -> Scene:
+    halves = []
+    for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
+        branch = side.map.anatomy.stacks[at[0]].blocks[at[1]].branches[at[2]]
+        half = _half(side, steps.get(at, {}), at)
+        entry = steps.get((at[0], at[1], OUTSIDE), {}).get("entry")
+        halves.append(
+            Half(
+                half.steps,
+                half.parameters,
+                branch,
+                {f"norm {n}": norm for n, norm in enumerate(branch.norms)},
+                half.places,
+                None if entry is None else entry.value,
+                half.gradients,
+            )
+        )
+    kind = halves[1].branch.kind if halves[1].branch is not None else "other"
+    return Scene(halves[0], halves[1], kind, tolerance=tolerance)
+
+
+def _way_in(
+    a: Walked,
+    b: Walked,
+    by_a: _Steps,
+    by_b: _Steps,
+    at_a: Number,
+    at_b: Number,
+    tolerance: float,
+    ids: Tensor | None,
+) -> Scene:
+    halves = []
+    for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
+        known = dict(steps.get(WAY_IN, {}))
+        known.pop(OUTPUT, None)
+        if "entry" in steps.get(at, {}):
+            known["entry"] = steps[at]["entry"]
+        halves.append(_half(side, known, WAY_IN, {"entry": at}))
+    return Scene(*halves, "embedding", ids, tolerance)
+
+
+def _way_out(
+    a: Walked, b: Walked, by_a: _Steps, by_b: _Steps, at_a: Number, at_b: Number, tolerance: float
+) -> Scene:
+    halves = []
+    for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
+        known = dict(steps.get(at, {}))
+        stacks = side.map.anatomy.stacks
+        if at[0] == len(stacks) - 1 and OUTPUT in steps.get(WAY_IN, {}):
+            known[OUTPUT] = steps[WAY_IN][OUTPUT]
+        half = _half(side, known, at)
+        final = stacks[at[0]].final_norm
+        norms = {} if final is None else {"final norm": final}
+        halves.append(Half(half.steps, half.parameters, None, norms, half.places, None, half.gradients))
+    return Scene(*halves, "head", None, tolerance)

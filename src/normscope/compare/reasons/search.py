@@ -1,0 +1,251 @@
+"""Search for the reasons why B does not compute what A computes.
+
+Each round is one forward of B in which every branch reads A's stream, so that a difference does not hide the
+next one. What is found is undone by patches in the rounds after; then one forward of B on its own shows
+whether the patches explain everything.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from normscope.compare.patches import tensors_at
+from normscope.compare.reasons import (
+    activation,
+    ends,
+    joins,
+    logits,
+    mixing,
+    norms,
+    operands,
+    placement,
+    projections,
+)
+from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
+from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
+from normscope.compare.types import Patch, Step
+from normscope.compare.walk import OUTPUT
+
+Run = Callable[[Sequence[Patch]], Sequence[Step]]
+ROUNDS = 4
+UNKNOWN = "unknown"
+
+FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
+    "embedding": (ends.embedding,),
+    "head": (norms.reasons, ends.head),
+    "attention": (
+        placement.reasons,
+        norms.reasons,
+        projections.reasons,
+        operands.reasons,
+        logits.reasons,
+        mixing.reasons,
+        joins.reasons,
+    ),
+    "feed-forward": (
+        placement.reasons,
+        norms.reasons,
+        projections.reasons,
+        activation.reasons,
+        joins.reasons,
+    ),
+}
+"""Kind of a scene → where its reasons are searched, in the order of the forward."""
+TRIED = {
+    "embedding": "the scale of the embedding, the positions, dropout",
+    "head": "the final norm, scale, bias and cap of the logits, the head's table",
+    "attention": "norms, projections, heads, rotation, QK-norm, scale, cap, bias and mask of the logits, "
+    "softmax, dropout, the scales of the sum",
+    "feed-forward": "norms, projections, the activation, gate and up, dropout, the scales of the sum",
+}
+
+
+@dataclass
+class Found:
+    """One reason at one place.
+
+    Attributes:
+        a, b: numbers of the branch or stack.
+        reason: the reason; its name is "unknown" where none fits.
+        is_confirmed: whether the difference at the step vanished once the reason was undone; None untried.
+        relative: relative difference at the step.
+    """
+
+    a: Number
+    b: Number
+    reason: Reason
+    is_confirmed: bool | None = None
+    relative: float = 1.0
+
+
+@dataclass
+class Search:
+    """Result of a search.
+
+    Attributes:
+        found: the reasons in the order of the forward.
+        patches: all that undo them in B.
+        is_explained: whether B with the patches computes what A does; None where it was not tried.
+        steps: of the last forward of B, with the patches and without A's stream.
+        forwards: number of forwards of B.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    patches: tuple[Patch, ...] = ()
+    is_explained: bool | None = None
+    steps: Sequence[Step] = ()
+    forwards: int = 0
+
+
+def search(
+    a: Walked,
+    map_b: Map,
+    parameters_b: Mapping[str, Tensor],
+    run: Run,
+    to_a: Mapping[Number, Number],
+    *,
+    tolerance: float = SAME,
+    gradients: Run | None = None,
+) -> Search:
+    """Find the reasons why B parts from A; at most `ROUNDS` + 1 forwards of B.
+
+    Args:
+        a: A with its steps.
+        map_b, parameters_b: B, and the parameters that it runs with.
+        run: a forward of B with patches, without gradients.
+        to_a: numbers of B's places → A's.
+        tolerance: largest relative difference of equal tensors.
+        gradients: a forward with gradients, for the last one; None takes `run`.
+    """
+    result = Search()
+    held = _held(a, map_b, to_a)
+    known: set[tuple[Number, str, str]] = set()
+    for _ in range(ROUNDS):
+        steps = run((*result.patches, *held))
+        result.forwards += 1
+        placed = list(scenes_of(a, Walked(map_b, steps, parameters_b), to_a, tolerance))
+        _confirm(result, placed)
+        new = [each for one in placed for each in _reasons(one, known)]
+        if not new:
+            break
+        result.found += new
+        result.patches = (*result.patches, *(patch for each in new for patch in each.reason.patches))
+    result.steps = (gradients or run)(result.patches)
+    result.forwards += 1
+    result.is_explained = explained(a.steps, result.steps, to_a, tolerance)
+    order = {one.b: n for n, one in enumerate(placed)}
+    result.found.sort(key=lambda each: order.get(each.b, -1))
+    return result
+
+
+def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, ...]:
+    """Patches that put A's stream at the entries of B's branches and before its final norms."""
+    values: dict[object, Patch] = {}
+    steps = {step.key: step.value for step in a.steps}
+    for number, partner in to_a.items():
+        names = ("entry",) if number[2] >= 0 else ("final norm in",) if number[0] >= 0 > number[1] else ()
+        for name in names:
+            at, value = map_b.places.get((*number, name)), steps.get((*partner, name))
+            if at is None or value is None:
+                continue
+            fits = at.layout is None or value.numel() == _size(at.layout.merged)
+            if fits:
+                values[at.site] = tensors_at({at.site: value}, at.layout)[0]
+    return tuple(values.values())
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for each in shape:
+        size *= each
+    return size
+
+
+def _confirm(result: Search, placed: Sequence[Placed]) -> None:
+    """Note whether the difference at each reason's step has vanished."""
+    by_number = {one.b: one.scene for one in placed}
+    for each in result.found:
+        scene = by_number.get(each.b)
+        if scene is None or not each.reason.patches or each.reason.name == UNKNOWN:
+            continue
+        each.is_confirmed = scene.is_same(_judged(scene, each.reason.step))
+
+
+def _judged(scene: Scene, step: str) -> str:
+    """The step at which a reason is judged: for queries and keys their product."""
+    if step in ("query", "key"):
+        return "logits"
+    if step == "entry" and scene.kind in FILES and scene.kind not in ("embedding", "head"):
+        return "sum"
+    return step
+
+
+def _reasons(one: Placed, known: set[tuple[Number, str, str]]) -> Iterator[Found]:
+    """The new reasons of a scene; "unknown" where a step parts for none of them."""
+    scene = one.scene
+    apart = first_apart(scene)
+    if apart is None:
+        return
+    some = False
+    for file in FILES.get(scene.kind, FILES["feed-forward"] + FILES["attention"]):
+        for reason in file(scene):
+            key = (one.b, reason.name, reason.step)
+            if key in known:
+                continue
+            known.add(key)
+            some = True
+            yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
+    if some or (one.b, UNKNOWN, apart) in known:
+        return
+    known.add((one.b, UNKNOWN, apart))
+    value = scene.a.steps[apart]
+    patches = scene.b.patch(apart, "set", value=value) if value.shape == scene.b.steps[apart].shape else ()
+    tried = TRIED.get(scene.kind, "all known reasons")
+    message = f'The two part at "{apart}" for no known reason. Tried: {tried}.'
+    yield Found(
+        one.a, one.b, Reason(UNKNOWN, apart, None, None, message, patches), relative=relative(scene, apart)
+    )
+
+
+def relative(scene: Scene, step: str) -> float:
+    """Relative difference at a step."""
+    both = scene.both(step)
+    return 1.0 if both is None else distance(both[0][0], both[1][0])
+
+
+_ORDER = (
+    *("embedding", "entry", "norm 0"),
+    *("logits", "probabilities", "mixed", "o", "act", "down", "norm 1", "output", "sum"),
+    *("final norm", "hidden", OUTPUT),
+)
+
+
+def first_apart(scene: Scene) -> str | None:
+    """First step at which the scene's sides part, among those that every implementation shares."""
+    last = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind, ("output", "sum"))
+    if not any(scene.both(name) is not None and not scene.is_same(name) for name in last):
+        return None
+    return next((name for name in _ORDER if scene.both(name) is not None and not scene.is_same(name)), None)
+
+
+def explained(a: Sequence[Step], b: Sequence[Step], to_a: Mapping[Number, Number], tolerance: float) -> bool:
+    """Whether the streams at all entries, and the outputs, agree."""
+    left = {step.key: step.value for step in a}
+    for step in b:
+        partner = to_a.get(step.key[:3])
+        if partner is None or step.value is None or step.key[3] not in ("entry", "hidden", OUTPUT):
+            continue
+        value = left.get((*partner, step.key[3]))
+        if value is not None and distance(value, step.value) > tolerance:
+            return False
+    return True
+
+
+def grouped(found: Sequence[Found]) -> list[list[Found]]:
+    """Reasons that say the same at several places, together; in the order of the first."""
+    groups: dict[tuple[str, str, str], list[Found]] = {}
+    for each in found:
+        reason = each.reason
+        groups.setdefault((reason.name, reason.step, reason.message), []).append(each)
+    return list(groups.values())
