@@ -187,17 +187,13 @@ def softmax(y: Tensor, logits: Tensor, *, extra: float | None = None) -> Tensor:
     return more.softmax(-1)[..., :-1]
 
 
-def rotated(
-    x: Tensor, *, frequencies: Tensor, layout: str, first: float = 0.0, backwards: bool = False
-) -> Tensor:
-    """x (…, T, K) rotated by the angles (first + t)·frequency (RoPE, arXiv:2104.09864).
+def rotated(x: Tensor, *, angles: Tensor, layout: str) -> Tensor:
+    """x (…, T, K) rotated by angles (T, pairs) (RoPE, arXiv:2104.09864).
 
     "halves" rotates feature i with i + width/2, "interleaved" 2i with 2i + 1, where the width is twice the
-    number of frequencies; the other features stay.
+    number of pairs; the other features stay.
     """
-    width = 2 * len(frequencies)
-    place = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device) + first
-    angle = torch.outer(place, frequencies.to(x)) * (-1 if backwards else 1)
+    width, angle = 2 * angles.shape[-1], angles.to(x)
     cos, sin = angle.cos(), angle.sin()
     turned, rest = x[..., :width], x[..., width:]
     if layout == "halves":
@@ -221,7 +217,7 @@ def operand(
     groups: Tensor | None = None,
     **norming: Any,
 ) -> Tensor:
-    """Queries or keys from the projection's output x (B, T, H·K): split, normed, rotated, repeated, scaled."""
+    """Queries or keys from the projection's output x (B, T, H·K)."""
     if norm_over == "full":
         x = norm(x, x, **norming)
     z = split_heads(x, heads, split)
@@ -237,7 +233,7 @@ def operand(
 def split_heads(x: Tensor, heads: int, split: str = "heads") -> Tensor:
     """(B, T, H·K) → (B, H, T, K).
 
-    "heads" takes the features of a head together, "interleaved" every H-th one, and "unmoved" splits the memory
+    "heads" takes the features of a head together, "interleaved" every H-th one; "unmoved" splits the memory
     without moving the tokens' axis, which mixes tokens.
     """
     batch, tokens, width = x.shape

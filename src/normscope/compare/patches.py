@@ -13,12 +13,13 @@ A `Patch` is plain data, so it also works on a model in another process. Its kin
     tensor      ""                      (site, tensor): the tensor there is replaced
     site        ""                      `Formula`: the tensor there is computed from it and from other sites
 
-A tensor at a site is replaced above autograd where a function of PyTorch returns it. Otherwise (inside of a
-fused function) its values are overwritten. A formula of this tensor alone then still has the right gradient.
+The values of a tensor at a site are overwritten. A formula of this tensor alone gets its derivative by
+a hook. A formula of other tensors is put into the graph where a function of PyTorch returns the tensor; inside of a
+fused function its gradient is missing (`Applied.rough`).
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -61,6 +62,11 @@ class Formula:
     layouts: tuple[Layout | None, ...] = ()
     rows: tuple[Tensor | None, ...] = ()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a function of the replaced tensor alone."""
+        return not self.sources
+
     def value(self, y: Tensor, sources: Sequence[Tensor], arguments: Mapping[str, Any]) -> Tensor:
         """The tensor that replaces y, in y's own shape."""
         layouts = (*self.layouts, *[None] * (1 + len(sources) - len(self.layouts)))
@@ -86,11 +92,13 @@ class Applied:
         replaced: site → the tensor that replaced it, with its graph. `capture` sees the one before.
         before: site → the tensor there before a patch of kind "tensor" replaced it; its maker's own value.
         done: indices of the patches that had an effect.
+        rough: indices of the patches whose values are right, but not the gradients before them.
     """
 
     replaced: dict[Site, Tensor] = field(default_factory=dict)
     before: dict[Site, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
+    rough: set[int] = field(default_factory=set)
 
 
 @contextmanager
@@ -120,6 +128,8 @@ def patched(model: nn.Module, patches: Sequence[Patch]) -> Iterator[Applied]:
             else:
                 raise ValueError(f'no kind of Patch is called "{patch.kind}"')
         if inside.is_needed:
+            handle = model.register_forward_pre_hook(inside.keep, with_kwargs=True)
+            stack.callback(handle.remove)
             stack.enter_context(inside.calls.watching())
             stack.enter_context(_Functions(inside))
             stack.enter_context(_Ops(inside))
@@ -213,11 +223,11 @@ _OUTSIDE: Mapping[str, Callable[[nn.Module, Patch], Any]] = {
 
 @dataclass
 class _Hit:
-    """An op that made the tensor of a patched site; `before` is a copy of what was overwritten."""
+    """An op's output that was overwritten by a formula; `before` is a copy of it."""
 
     job: tuple[int, Formula]
     output: Tensor
-    before: Tensor | None = None
+    before: Tensor
 
 
 class _Inside:
@@ -233,7 +243,7 @@ class _Inside:
         self.sources: dict[Site, Tensor] = {}
         self.hits: list[_Hit] = []
         self.is_running = False  # inside a function of PyTorch, which may return the tensor
-        self.overwrites = False
+        self.kept = {_storage(t) for t in (*model.parameters(), *model.buffers())}  # never overwritten
 
     @property
     def is_needed(self) -> bool:
@@ -253,7 +263,7 @@ class _Inside:
         """The tensor by the formula; None where a source did not run."""
         index, formula = job
         if formula.name == "set":
-            self.applied.before[formula.site] = tensor.detach()
+            self.applied.before.setdefault(formula.site, tensor.detach())
         found = [self.applied.replaced.get(site, self.sources.get(site)) for site in formula.sources]
         if any(source is None for source in found):
             return None
@@ -262,8 +272,14 @@ class _Inside:
         self.applied.done.add(index)
         return value
 
+    def keep(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the model's inputs, which are not overwritten."""
+        self.kept |= {_storage(t) for t in tensors_in((args, kwargs))}
+
     def overwrite(self, job: tuple[int, Formula], tensor: Tensor) -> None:
-        """Write the formula's values into the tensor."""
+        """Write the formula's values into the tensor, unless it is a parameter, an input or expanded."""
+        if _storage(tensor) in self.kept or 0 in tensor.stride():
+            return
         with _disable_current_modes(), torch.no_grad():
             before = tensor.detach().clone()
             value = self.value(job, before)
@@ -272,6 +288,10 @@ class _Inside:
         if value is not None:
             self.hits.append(_Hit(job, tensor, before))
             self.applied.replaced[job[1].site] = tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 class _Ops(TorchDispatchMode):
@@ -308,13 +328,9 @@ class _Ops(TorchDispatchMode):
         return result
 
     def _met(self, site: Site, tensor: Tensor) -> None:
-        inside = self.inside
-        inside.sources.setdefault(site, tensor)
-        for job in inside.jobs.get(site, ()):
-            if inside.is_running and not inside.overwrites and site.output >= 0:
-                inside.hits.append(_Hit(job, tensor))
-            else:
-                inside.overwrite(job, tensor)
+        self.inside.sources.setdefault(site, tensor)
+        for job in self.inside.jobs.get(site, ()):
+            self.inside.overwrite(job, tensor)
 
 
 class _Functions(TorchFunctionMode):
@@ -332,66 +348,49 @@ class _Functions(TorchFunctionMode):
         args, kwargs = self._arguments(func, args, kwargs or {})
         if not inside.jobs or inside.is_running:
             return func(*args, **kwargs)
-        counts = Counter(inside.calls.current.ops)
-        result, unmatched = self._run(func, args, kwargs)
-        if unmatched:  # the op lies inside of the function: run it again and overwrite there
-            inside.calls.current.ops = counts
-            inside.overwrites = True
-            try:
-                result, _ = self._run(func, args, kwargs)
-            finally:
-                inside.overwrites = False
-        return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[_Hit]]:
-        inside = self.inside
-        self._hook()
         inside.is_running = True
         try:
             result = func(*args, **kwargs)
         finally:
             inside.is_running = False
-        if inside.overwrites:
-            self._hook()
-            return result, []
-        hits, inside.hits, unmatched = inside.hits, [], []
-        given = {id(leaf) for leaf in tensors_in((args, kwargs))}
-        now: dict[int, Tensor] = {}  # op's output → what stands for it in the result after the first patches
-        for hit in hits:
-            output = now.get(id(hit.output), hit.output)
-            leaf = next((each for each in tensors_in(result) if _is_same(each, output)), None)
-            if leaf is None:
-                unmatched.append(hit)
-            elif id(leaf) in given:  # an in-place function: others hold this very tensor
-                inside.overwrite(hit.job, hit.output)
-            else:
-                with _disable_current_modes():
-                    value = inside.value(hit.job, leaf.reshape(hit.output.shape))
-                    if value is not None:
-                        inside.applied.replaced[hit.job[1].site] = value
-                        now[id(hit.output)] = value.reshape(leaf.shape)
-                        result = _exchanged(result, leaf, now[id(hit.output)])
-        return result, unmatched
+        return self._differentiable(result, args, kwargs) if inside.hits else result
 
-    def _hook(self) -> None:
-        """Give the overwritten tensors the derivative of their formulas."""
+    def _differentiable(self, result: Any, args: Any, kwargs: Any) -> Any:
+        """Give the overwritten tensors the derivatives of their formulas."""
         inside = self.inside
         hits, inside.hits = inside.hits, []
-        for hit in reversed(hits):  # the last formula's derivative comes first
-            before = hit.before
-            if before is None or not hit.output.requires_grad or hit.output.grad_fn is None:
+        given = {id(leaf) for leaf in tensors_in((args, kwargs))}
+        for hit in reversed(hits):  # of several at one tensor, the last formula's derivative comes first
+            if hit.job[1].is_own:
+                self._hook(hit)
+        for hit in hits:
+            leaf = next((each for each in tensors_in(result) if _is_same(each, hit.output)), None)
+            if hit.job[1].is_own:
                 continue
+            if leaf is None or id(leaf) in given or not torch.is_grad_enabled():
+                inside.applied.rough.add(hit.job[0])
+                continue
+            with _disable_current_modes():
+                value = inside.value(hit.job, hit.before)
+                if value is not None:
+                    inside.applied.replaced[hit.job[1].site] = value
+                    result = _exchanged(result, leaf, value.reshape(leaf.shape))
+        return result
 
-            def pulled(gradient: Tensor, job: Any = hit.job, before: Tensor = before) -> Tensor:
-                with _disable_current_modes(), torch.enable_grad():
-                    leaf = before.requires_grad_()
-                    value = inside.value(job, leaf)
-                    if value is None or not value.requires_grad:
-                        return torch.zeros_like(gradient)
-                    (back,) = torch.autograd.grad(value, leaf, gradient, allow_unused=True)
-                return torch.zeros_like(gradient) if back is None else back
+    def _hook(self, hit: _Hit) -> None:
+        if not hit.output.requires_grad or hit.output.grad_fn is None:
+            return
 
-            hit.output.register_hook(pulled)
+        def pulled(gradient: Tensor) -> Tensor:
+            with _disable_current_modes(), torch.enable_grad():
+                leaf = hit.before.clone().requires_grad_()
+                value = self.inside.value(hit.job, leaf)
+                if value is None or not value.requires_grad:
+                    return torch.zeros_like(gradient)
+                (back,) = torch.autograd.grad(value, leaf, gradient, allow_unused=True)
+            return torch.zeros_like(gradient) if back is None else back
+
+        hit.output.register_hook(pulled)
 
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         inside = self.inside

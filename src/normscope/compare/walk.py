@@ -118,9 +118,11 @@ class Twin:
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
             output, found = capture(model, run, [place.site for place in self.places])
+            made: Mapping[Site, Tensor] = {}
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
-            return self._steps(output, found, gradients, real)
+                made = self._applied.before
+            return self._steps(output, found, gradients, real, made)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -192,11 +194,20 @@ class Twin:
             tensor.copy_(value)
 
     def _steps(
-        self, output: Any, found: Mapping[Site, Tensor], gradients: bool, real: Tensor | None
+        self,
+        output: Any,
+        found: Mapping[Site, Tensor],
+        gradients: bool,
+        real: Tensor | None,
+        made: Mapping[Site, Tensor],
     ) -> tuple[Step, ...]:
+        """The steps; where a patch put a tensor, the step that made it has its own value (`made`)."""
         final = main_output(output)
         places = [place for place in self.places if place.site in found]
-        tensors = [found[place.site] for place in places]
+        tensors = [
+            made.get(place.site, found[place.site]) if _makes(place.key) else found[place.site]
+            for place in places
+        ]
         grads: list[Tensor | None] = [None] * len(tensors)
         own: dict[str, Tensor] = {}
         final_grad = None
@@ -225,6 +236,12 @@ class Twin:
             Step((OUTSIDE, OUTSIDE, OUTSIDE, f"weight {n}"), n, None, _plain(g)) for n, g in own.items()
         ]
         return tuple(steps)
+
+
+def _makes(key: Key) -> bool:
+    """Whether a step is the result of its part, not what a branch or a norm reads."""
+    is_entry = key[3] == "entry" and key[2] != OUTSIDE
+    return not is_entry and not key[3].endswith(" in")
 
 
 def _rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:

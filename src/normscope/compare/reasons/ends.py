@@ -49,7 +49,7 @@ def embedding(scene: Scene) -> Reasons:
     if isinstance(a, float) or isinstance(b, float):
         words = [f"rate {figure(each)}" if isinstance(each, float) else "none" for each in (a, b)]
         message = f"Dropout of the embedding is left on in eval mode: {words[0]} in A and {words[1]} in B."
-        yield Reason("dropout-left-on", "entry", *words, message, NO_DROPOUT)
+        yield Reason("dropout-left-on", "entry", words[0], words[1], message, NO_DROPOUT)
         return
     now = {"by": b.times, "what": 0.0 if b.positions is None else b.positions}
 
@@ -79,7 +79,8 @@ def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:
             yield reason("position-offset", a.table[1], b.table[1], message, what=what)
             return
         if (shift := _shift(left, right)) is not None:
-            message = f"The positions in B are those of A, {abs(shift)} tokens {'later' if shift > 0 else 'earlier'}."
+            way = "later" if shift > 0 else "earlier"
+            message = f"The positions in B are those of A, {abs(shift)} tokens {way}."
             yield reason("position-offset", 0, shift, message, what=what)
             return
         c, gap = factor(left, right)
@@ -161,13 +162,20 @@ def head(scene: Scene) -> Reasons:
         if (cap := _cap(one, two)) is not None:
             words = (figure(cap), "none") if is_a else ("none", figure(cap))
             message = tell("The soft cap of the output logits", *words)
-            to = {"to": cap} if is_a else {"was": cap}
-            yield Reason("head-cap", output, *words, message, (Patch("output", "", ("cap", to)),))
+            to: dict[str, Any] = {"to": cap} if is_a else {"was": cap}
+            yield Reason("head-cap", output, words[0], words[1], message, (Patch("output", "", ("cap", to)),))
             return
     tables = [_head_table(half) for half in (a, b)]
     if None not in tables and tables[0] != tables[1]:
         message = f"The head's weight is {tables[0]} in A and {tables[1]} in B."
-        yield Reason("tied-head", output, *tables, message, (Patch("output", "", ("set", {"value": left})),))
+        yield Reason(
+            "tied-head",
+            output,
+            tables[0],
+            tables[1],
+            message,
+            (Patch("output", "", ("set", {"value": left})),),
+        )
         return
     message = "The head gives other values from the same input: its weights or its computation differ."
     yield Reason("weights", output, None, None, message, (Patch("output", "", ("set", {"value": left})),))
@@ -180,11 +188,16 @@ def _final_norm(scene: Scene) -> Reason:
     message = tell("The final norm", *words)
     if "final norm" in scene.b.norms:
         return Reason(
-            "final-norm", "hidden", *words, message, scene.b.patch("final norm", "affine", ("final norm in",))
+            "final-norm",
+            "hidden",
+            words[0],
+            words[1],
+            message,
+            scene.b.patch("final norm", "affine", ("final norm in",)),
         )
     found = scene.a.norms["final norm"]
     weight, bias = parameters_of(found, scene.a.parameters)
-    options = {
+    options: dict[str, Any] = {
         "kind": found.kind,
         "eps": found.eps,
         "weight": weight,
@@ -192,7 +205,12 @@ def _final_norm(scene: Scene) -> Reason:
         "offset": found.weight_offset,
     }
     return Reason(
-        "final-norm", "hidden", *words, message, scene.b.patch("hidden", "norm_of_itself", **options)
+        "final-norm",
+        "hidden",
+        words[0],
+        words[1],
+        message,
+        scene.b.patch("hidden", "norm_of_itself", **options),
     )
 
 
@@ -217,8 +235,7 @@ def _head_table(half: Half) -> str | None:
     """Name of the parameter that makes the output from the hidden stream."""
     hidden, output = half.steps["hidden"], half.steps["output of the model"]
     for name, value in half.parameters.items():
-        if value.dim() == 2 and tuple(value.shape) == (output.shape[-1], hidden.shape[-1]):
-            c, gap = factor(output, hidden @ value.to(hidden).mT)
-            if gap < FITS:
-                return name
+        fits = value.dim() == 2 and tuple(value.shape) == (output.shape[-1], hidden.shape[-1])
+        if fits and factor(output, hidden @ value.to(hidden).mT)[1] < FITS:
+            return name
     return None

@@ -73,7 +73,7 @@ def _reason(scene: Scene, step: str, a: Tensor, b: Tensor) -> Reason:
         if not bool(zero.any()) and bool(other.any()):
             message = f"The gradient of {word} is cut in {side} alone, as by detach(): it is zero there."
             values = ("flows", "cut") if side == "B" else ("cut", "flows")
-            return Reason("gradient-cut", step, *values, message)
+            return Reason("gradient-cut", step, values[0], values[1], message)
     if step == "entry" and (found := _paths(scene, a, b)) is not None:
         return found
     if (
@@ -99,11 +99,11 @@ def _paths(scene: Scene, a: Tensor, b: Tensor) -> Reason | None:
         c, gap = factor(one - other, skip)
         if gap < FITS and abs(c) > FITS:
             message = f"The gradient of the skip connection is cut in {side} alone, as by detach()."
-            return Reason("gradient-cut", "entry", *values, message)
+            return Reason("gradient-cut", "entry", values[0], values[1], message)
         c, gap = factor(other, skip)
         if gap < FITS:
             message = f"The gradient through the branch is cut in {side} alone, as by detach() of its input."
-            return Reason("gradient-cut", "entry", *values, message)
+            return Reason("gradient-cut", "entry", values[0], values[1], message)
     return None
 
 
@@ -134,7 +134,7 @@ def _statistics(scene: Scene, step: str, a: Tensor, b: Tensor) -> Reason | None:
             if distance(back, gradient) < FITS:
                 message = f"The backward pass of the norm treats its statistics as constants in {side} alone."
                 values = ("constant", "differentiated") if side == "A" else ("differentiated", "constant")
-                return Reason("norm-gradient", step, *values, message)
+                return Reason("norm-gradient", step, values[0], values[1], message)
     return None
 
 
@@ -144,19 +144,20 @@ def _constant(x: Tensor, kind: str, eps: float, what: str) -> Tensor:
     return (x - (centre.detach() if what == "both" else centre)) / size
 
 
+def _flows(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())
+
+
 def unlearnt(
     a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None], names: Mapping[str, str]
 ) -> list[Reason]:
     """Parameters that have a gradient on one side alone; `names` maps B's names to A's."""
     found = []
     for name_b, name_a in names.items():
-        has = [
-            side.get(name) is not None and bool(side[name].any()) for side, name in ((a, name_a), (b, name_b))
-        ]  # type: ignore[union-attr]
+        has = [_flows(side.get(name)) for side, name in ((a, name_a), (b, name_b))]
         if has[0] != has[1]:
             word = {True: "a gradient", False: "none"}
+            values = ["flows" if each else "cut" for each in has]
             message = f"The parameter {name_b} of B has {word[has[1]]}, {name_a} of A has {word[has[0]]}."
-            found.append(
-                Reason("gradient-cut", f"weight {name_b}", *("flows" if h else "cut" for h in has), message)
-            )
+            found.append(Reason("gradient-cut", f"weight {name_b}", values[0], values[1], message))
     return found

@@ -1,4 +1,4 @@
-"""Join of a branch and the stream: the branch's scale, the stream's scale, and where the residual comes from."""
+"""Join of a branch and the stream: the scales of both, and where the residual comes from."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +86,7 @@ def _last(scene: Scene) -> str | None:
 
 
 def _outputs(half: Half) -> list[str]:
-    """Steps that may be the added term without its scale: the last norm of the branch, else its projection."""
+    """Steps that may be the added term without its scale: the last norm, else the projection."""
     names = []
     if half.branch is not None and half.branch.placement in ("res-post", "peri"):
         names.append("norm 1" if half.branch.placement == "peri" else "norm 0")
@@ -144,7 +144,7 @@ def _dropouts(scene: Scene, last: str) -> Reasons:
     if rates[0] != rates[1]:
         words = ["none" if rate is None else f"rate {figure(rate)}" for rate in rates]
         message = f"Dropout of the branch is left on in eval mode: {words[0]} in A and {words[1]} in B."
-        yield Reason("dropout-left-on", "output", *words, message, NO_DROPOUT)
+        yield Reason("dropout-left-on", "output", words[0], words[1], message, NO_DROPOUT)
 
 
 def _rate(half: Half, last: str) -> float | None:

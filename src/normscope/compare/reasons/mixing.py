@@ -1,6 +1,5 @@
 """Probabilities and values: the softmax, dropout, the groups of values, and the merge of the heads."""
 
-
 import torch
 from torch import Tensor
 
@@ -29,12 +28,12 @@ def _softmax(scene: Scene) -> Reasons:
             f"Dropout of the attention weights is left on in eval mode: {rates[0]} in A and {rates[1]} in B."
         )
         patches = scene.b.patch("probabilities", "softmax", ("logits",)) if a[0] == "softmax" else ()
-        yield Reason("dropout-left-on", "probabilities", *rates, message, patches)
+        yield Reason("dropout-left-on", "probabilities", rates[0], rates[1], message, patches)
         return
     words = [_words(each) for each in (a, b)]
     patches = scene.b.patch("probabilities", "softmax", ("logits",), extra=a[1] if a[0] == "extra" else None)
     message = tell("The function of the attention's logits", *words)
-    yield Reason("softmax", "probabilities", *words, message, patches)
+    yield Reason("softmax", "probabilities", words[0], words[1], message, patches)
 
 
 def _words(found: tuple[str, float]) -> str:
@@ -93,7 +92,7 @@ def _values(scene: Scene) -> Reasons:
         message = _split_sentence("The values", a.split, b.split)
         yield Reason("head-split", "value", a.split, b.split, message, patches)
     if a.groups != b.groups and len(a.groups) == len(b.groups):
-        message = f"The heads read the values in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
+        message = f"The heads read the values as {_order(a.groups)} in A and as {_order(b.groups)} in B."
         yield Reason("kv-groups", "value", list(a.groups), list(b.groups), message, patches)
     if abs(a.times - b.times) > FITS * abs(a.times):
         message = tell("The factor on the values", a.times, b.times)
@@ -120,7 +119,8 @@ def _merge(scene: Scene) -> Reasons:
     else:
         count = value.shape[1]
         orders = [tuple(range(count)) if each is None else each for each in (a[1], b[1])]
-        message = f"The order of the heads before the output projection is {_order(orders[0])} in A and {_order(orders[1])} in B."
+        words = [_order(order) for order in orders]
+        message = tell("The order of the heads before the output projection", *words)
         yield Reason("head-order", "mixed", list(orders[0]), list(orders[1]), message, patches)
 
 

@@ -14,8 +14,11 @@ _KINDS = {"layernorm", "rmsnorm", "l2norm"}
 
 def reasons(scene: Scene) -> Reasons:
     """Differences of the norms that both sides have at a step."""
+    a_branch, b_branch = scene.a.branch, scene.b.branch
+    if a_branch is not None and b_branch is not None and a_branch.placement != b_branch.placement:
+        return
     for name in scene.a.norms:
-        if name not in scene.b.norms:
+        if name not in scene.b.norms or scene.is_same(name):
             continue
         a, b = _described(scene.a, name), _described(scene.b, name)
         if a is not None and b is not None:
@@ -33,7 +36,7 @@ def _described(half: Half, name: str) -> dict[str, Any] | None:
     for gain in (weight, None):
         for offset in (found.weight_offset, 1.0 - found.weight_offset) if gain is not None else (0.0,):
             for shift in (bias, None):
-                options = {
+                options: dict[str, Any] = {
                     "kind": found.kind,
                     "eps": found.eps,
                     "weight": gain,
@@ -49,7 +52,7 @@ def _described(half: Half, name: str) -> dict[str, Any] | None:
 
 
 def _shifted(x: Tensor, y: Tensor, found: Norm, weight: Tensor | None) -> dict[str, Any] | None:
-    """Gain and bias of the tensors themselves, where no parameter fits: y = gain·ẑ + bias, feature by feature."""
+    """Gain and bias read from the tensors, where no parameter fits: y = gain·ẑ + bias."""
     z = norm(x, x, kind=found.kind, eps=found.eps).reshape(-1, x.shape[-1])
     flat = y.reshape(z.shape)
     if found.kind == "rmsnorm" or len(z) < 3:
@@ -107,14 +110,14 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
     if (_is_zero(shift_a) != _is_zero(shift_b)) or (
         shift_a is not None and shift_b is not None and distance(shift_a, shift_b) > FITS
     ):
-        left, right = not _is_zero(shift_a), not _is_zero(shift_b)
+        biased = not _is_zero(shift_a), not _is_zero(shift_b)
         has = {True: "has a bias", False: "has none"}
         message = (
-            f"The {subject} {has[left]} in A and {has[right]} in B."
-            if left != right
+            f"The {subject} {has[biased[0]]} in A and {has[biased[1]]} in B."
+            if biased[0] != biased[1]
             else f"The {subject}'s bias has other values in A than in B."
         )
-        yield reason(f"{where}-bias", left, right, message, bias=shift_a, weight=gain_a, offset=0.0)
+        yield reason(f"{where}-bias", *biased, message, bias=shift_a, weight=gain_a, offset=0.0)
 
 
 def _gain_reason(
@@ -126,13 +129,13 @@ def _gain_reason(
         if left is not None and right is not None and distance(left, right + 1) < FITS:
             words = ("1 + w", "w") if one == "A" else ("w", "1 + w")
             message = (
-                f"The {subject}'s gain in {one} is that of the other model plus 1: one side multiplies by 1 + w, "
-                "or its weights were converted as if it did."
+                f"The {subject}'s gain in {one} is that of the other model plus 1: one side multiplies by "
+                "1 + w, or its weights were converted as if it did."
             )
-            return Reason(f"{where}-offset", name, *words, message, patches)
+            return Reason(f"{where}-offset", name, words[0], words[1], message, patches)
     if gain_a is None or gain_b is None:
-        words = {True: "absent", False: "learnt"}
-        left_word, right_word = words[gain_a is None], words[gain_b is None]
+        state = {True: "absent", False: "learnt"}
+        left_word, right_word = state[gain_a is None], state[gain_b is None]
         message = f"The {subject}'s gain is {left_word} in A and {right_word} in B."
         return Reason(f"{where}-gain", name, left_word, right_word, message, patches)
     message = f"The {subject}'s gain has other values in A than in B."

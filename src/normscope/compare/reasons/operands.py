@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -45,12 +45,14 @@ class Rotation:
 
     Attributes:
         layout: "halves" or "interleaved".
+        angles: of each token and pair, (T, pairs).
         frequencies: radians per token, of each pair.
         first: number of the first token.
         base, scale: frequency i is scale·base^(−i/pairs); None where the frequencies follow no such law.
     """
 
     layout: str
+    angles: Tensor
     frequencies: Tensor
     first: float
     base: float | None
@@ -62,7 +64,7 @@ class Rotation:
 
     def options(self) -> dict[str, Any]:
         """The arguments of the formula `rotated`."""
-        return {"frequencies": self.frequencies, "layout": self.layout, "first": self.first}
+        return {"angles": self.angles, "layout": self.layout}
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def _normed(half: Half, x: Tensor, heads: int, after: str) -> Iterator[tuple[dic
     if after == "value":
         return
     features = x.shape[-1] // heads
+    options: dict[str, Any]
     letter = after[0]
     for over, size in (("head", features), ("full", x.shape[-1])):
         gains: list[tuple[Tensor | None, float]] = [(None, 0.0)]
@@ -237,7 +240,7 @@ def _law(angles: Tensor, layout: str) -> Rotation | None:
     if float((torch.polar(torch.ones_like(expected), expected) - steps).abs().max()) > 1e-4:
         return None
     base, scale = _base(frequency)
-    return Rotation(layout, frequency, first, base, scale)
+    return Rotation(layout, angles, frequency, first, base, scale)
 
 
 def _first(step: Tensor, frequency: Tensor) -> float:
@@ -282,10 +285,21 @@ def reasons(scene: Scene) -> Reasons:
     """Differences between the projections' outputs and the operands of the product."""
     if scene.is_same("logits"):
         return
+    found: list[Reason] = []
     for before, after in (("q", "query"), ("k", "key")):
         a, b = read_operand(scene.a, before, after), read_operand(scene.b, before, after)
-        if a is not None and b is not None:
-            yield from _compared(scene, before, after, a, b)
+        if a is None or b is None:
+            continue
+        for each in _compared(scene, before, after, a, b):
+            twin = next((r for r in found if (r.name, r.a, r.b) == (each.name, each.a, each.b)), None)
+            if twin is None:
+                found.append(each)
+            else:  # queries and keys differ alike: one reason
+                message = twin.message.replace("queries", "queries and keys")
+                found[found.index(twin)] = replace(
+                    twin, message=message, patches=(*twin.patches, *each.patches)
+                )
+    yield from found
 
 
 def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> Reasons:
@@ -297,7 +311,7 @@ def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> 
     if a.split != b.split:
         yield reason("head-split", a.split, b.split, _split_sentence(f"The {word}", a.split, b.split))
     if a.groups != b.groups and len(a.groups) == len(b.groups):
-        message = f"The heads read the {word} in another order: {_order(a.groups)} in A and {_order(b.groups)} in B."
+        message = f"The heads read the {word} as {_order(a.groups)} in A and as {_order(b.groups)} in B."
         yield reason("kv-groups" if after == "key" else "head-order", list(a.groups), list(b.groups), message)
     yield from _norms(a, b, word, reason)
     yield from _rotations(a.rotation, b.rotation, word, reason)

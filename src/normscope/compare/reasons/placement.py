@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from normscope.compare.reasons.norms import parameters_of
-from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, tell
+from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, distance, tell
 from normscope.compare.types import Patch
 
 SLOTS = {"pre": ("in",), "post": ("stream",), "res-post": ("out",), "peri": ("in", "out"), "none": ()}
@@ -15,10 +15,17 @@ _FIRST = ("q", "k", "v", "up", "gate")
 def reasons(scene: Scene) -> Reasons:
     """A norm that one side has in another slot, or that it lacks."""
     a, b = scene.a.branch, scene.b.branch
-    if a is None or b is None or a.placement == b.placement or scene.is_same("sum"):
+    if a is None or b is None or a.placement == b.placement or is_same_end(scene):
         return
     message = tell("The placement of the norms", a.placement, b.placement)
     yield Reason("placement", "entry", a.placement, b.placement, message, _patches(scene))
+
+
+def is_same_end(scene: Scene) -> bool:
+    """Whether the stream after the branch, and after a norm on the stream, is the same."""
+    ends = [half.steps.get(slots(half).get("stream", "sum")) for half in (scene.a, scene.b)]
+    a, b = ends
+    return a is not None and b is not None and distance(a, b) < scene.tolerance
 
 
 def slots(half: Half) -> dict[str, str]:

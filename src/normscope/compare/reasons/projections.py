@@ -32,7 +32,7 @@ def reasons(scene: Scene) -> Reasons:
     for role, word in _WORDS.items():
         read = _READ.get(role) or entry_step(scene)
         both = scene.both(role)
-        if both is None or not scene.is_same(read) or scene.is_same(role):
+        if both is None or read is None or not scene.is_same(read) or scene.is_same(role):
             continue
         (a,), (b,) = both
         if role in ("gate", "up") and _is_exchanged(scene):
@@ -41,10 +41,13 @@ def reasons(scene: Scene) -> Reasons:
             yield _related(scene, role, word, a, b)
 
 
-def entry_step(scene: Scene) -> str:
-    """Name of the step that a branch's first projections read."""
-    branch = scene.b.branch
-    return "norm 0" if branch is not None and branch.placement in ("pre", "peri") else "entry"
+def entry_step(scene: Scene) -> str | None:
+    """Name of the step that a branch's first projections read; None where the sides read different ones."""
+    names = {
+        "norm 0" if half.branch is not None and half.branch.placement in ("pre", "peri") else "entry"
+        for half in (scene.a, scene.b)
+    }
+    return names.pop() if len(names) == 1 else None
 
 
 def _is_exchanged(scene: Scene) -> bool:
@@ -59,7 +62,7 @@ def _related(scene: Scene, role: str, word: str, a: Tensor, b: Tensor) -> Reason
     if len(gap) > 2 and residual(shift.expand_as(gap), gap) < FITS:
         words = _biases(scene, role)
         message = f"The {word} {words[0]} in A and {words[1]} in B."
-        return Reason("bias", role, *words, message, scene.b.patch(role, "add", what=shift))
+        return Reason("bias", role, words[0], words[1], message, scene.b.patch(role, "add", what=shift))
     c, left = factor(flat_a, flat_b)
     if left < FITS:
         message = f"The output of the {word} in A is {figure(clean(c))} times that in B."
@@ -129,10 +132,12 @@ def order_words(order: Tensor, heads: int) -> str:
     places = torch.arange(size)
     if size % 2 == 0:
         for width, where in ((features, " of each head"), (size, "")):
-            split = places.reshape(-1, 2, width // 2).transpose(1, 2).reshape(-1) if width % 2 == 0 else None
-            join = places.reshape(-1, width // 2, 2).transpose(1, 2).reshape(-1) if width % 2 == 0 else None
-            if split is not None and (torch.equal(order, split) or torch.equal(order, join)):
-                return f"pairs{where} are interleaved on one side and halves on the other, as for rotary positions"
+            if width % 2:
+                continue
+            split = places.reshape(-1, 2, width // 2).transpose(1, 2).reshape(-1)
+            join = places.reshape(-1, width // 2, 2).transpose(1, 2).reshape(-1)
+            if torch.equal(order, split) or torch.equal(order, join):
+                return f"the rotary pairs{where} are interleaved on one side and halves on the other"
     if heads > 1 and torch.equal(
         order.reshape(heads, features) % features, torch.arange(features).expand(heads, -1)
     ):

@@ -170,7 +170,7 @@ def clean(value: float) -> float:
     """A fitted number, without the rounding of the fit."""
     for digits in (3, 6, 9):
         rounded = float(f"{value:.{digits}g}")
-        if abs(rounded - value) <= 1e-9 * abs(value):
+        if abs(rounded - value) <= 1e-12 * abs(value):
             return rounded
     return value
 

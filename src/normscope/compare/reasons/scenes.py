@@ -131,7 +131,7 @@ def _scene(
     for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
         branch = side.map.anatomy.stacks[at[0]].blocks[at[1]].branches[at[2]]
         half = _half(side, steps.get(at, {}), at)
-        entry = steps.get((at[0], at[1], OUTSIDE), {}).get("entry")
+        entry = steps.get((at[0], at[1], 0), {}).get("entry")
         halves.append(
             Half(
                 half.steps,
@@ -161,10 +161,10 @@ def _way_in(
     for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
         known = dict(steps.get(WAY_IN, {}))
         known.pop(OUTPUT, None)
-        if "entry" in steps.get(at, {}):
-            known["entry"] = steps[at]["entry"]
+        if "entry" in (block := steps.get((at[0], at[1], OUTSIDE), {})):
+            known["entry"] = block["entry"]
         halves.append(_half(side, known, WAY_IN, {"entry": at}))
-    return Scene(*halves, "embedding", ids, tolerance)
+    return Scene(halves[0], halves[1], "embedding", ids, tolerance)
 
 
 def _way_out(
@@ -180,4 +180,4 @@ def _way_out(
         final = stacks[at[0]].final_norm
         norms = {} if final is None else {"final norm": final}
         halves.append(Half(half.steps, half.parameters, None, norms, half.places, None, half.gradients))
-    return Scene(*halves, "head", None, tolerance)
+    return Scene(halves[0], halves[1], "head", None, tolerance)

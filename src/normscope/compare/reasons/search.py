@@ -5,11 +5,12 @@ next one. What is found is undone by patches in the rounds after; then one forwa
 whether the patches explain everything.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from normscope.anatomy import Site
 from normscope.compare.patches import tensors_at
 from normscope.compare.reasons import (
     activation,
@@ -22,6 +23,7 @@ from normscope.compare.reasons import (
     placement,
     projections,
 )
+from normscope.compare.reasons.placement import slots
 from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.types import Patch, Step
@@ -52,6 +54,7 @@ FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
     ),
 }
 """Kind of a scene → where its reasons are searched, in the order of the forward."""
+OTHERS = tuple(dict.fromkeys((*FILES["attention"], *FILES["feed-forward"])))
 TRIED = {
     "embedding": "the scale of the embedding, the positions, dropout",
     "head": "the final norm, scale, bias and cap of the logits, the head's table",
@@ -126,7 +129,7 @@ def search(
         result.forwards += 1
         placed = list(scenes_of(a, Walked(map_b, steps, parameters_b), to_a, tolerance))
         _confirm(result, placed)
-        new = [each for one in placed for each in _reasons(one, known)]
+        new = [each for one in placed for each in _reasons(one, known, _elsewhere(result, one))]
         if not new:
             break
         result.found += new
@@ -169,26 +172,27 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
         scene = by_number.get(each.b)
         if scene is None or not each.reason.patches or each.reason.name == UNKNOWN:
             continue
-        each.is_confirmed = scene.is_same(_judged(scene, each.reason.step))
+        step = each.reason.step
+        if each.reason.name == "placement":
+            each.is_confirmed = placement.is_same_end(scene)
+        else:  # queries and keys are judged by their product
+            each.is_confirmed = scene.is_same("logits" if step in ("query", "key") else step)
 
 
-def _judged(scene: Scene, step: str) -> str:
-    """The step at which a reason is judged: for queries and keys their product."""
-    if step in ("query", "key"):
-        return "logits"
-    if step == "entry" and scene.kind in FILES and scene.kind not in ("embedding", "head"):
-        return "sum"
-    return step
+def _elsewhere(result: Search, one: Placed) -> set[Site]:
+    """Sites that are patched for reasons of other scenes: this scene is not judged by them."""
+    others = (each.reason.patches for each in result.found if each.b != one.b)
+    return {patch.value.site for patches in others for patch in patches if patch.kind == "site"}
 
 
-def _reasons(one: Placed, known: set[tuple[Number, str, str]]) -> Iterator[Found]:
+def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Site]) -> Iterator[Found]:
     """The new reasons of a scene; "unknown" where a step parts for none of them."""
     scene = one.scene
-    apart = first_apart(scene)
+    apart = first_apart(scene, elsewhere)
     if apart is None:
         return
     some = False
-    for file in FILES.get(scene.kind, FILES["feed-forward"] + FILES["attention"]):
+    for file in FILES.get(scene.kind, OTHERS):
         for reason in file(scene):
             key = (one.b, reason.name, reason.step)
             if key in known:
@@ -196,6 +200,8 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]]) -> Iterator[Found
             known.add(key)
             some = True
             yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
+            if reason.name == "placement":
+                return  # the steps of the two do not correspond before it is undone
     if some or (one.b, UNKNOWN, apart) in known:
         return
     known.add((one.b, UNKNOWN, apart))
@@ -221,12 +227,21 @@ _ORDER = (
 )
 
 
-def first_apart(scene: Scene) -> str | None:
+def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     """First step at which the scene's sides part, among those that every implementation shares."""
-    last = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind, ("output", "sum"))
-    if not any(scene.both(name) is not None and not scene.is_same(name) for name in last):
-        return None
-    return next((name for name in _ORDER if scene.both(name) is not None and not scene.is_same(name)), None)
+    if slots(scene.a) != slots(scene.b):
+        return None if placement.is_same_end(scene) else "sum"
+    names = [
+        name
+        for name in _ORDER
+        if scene.both(name) is not None and not scene.is_same(name) and _site(scene, name) not in elsewhere
+    ]
+    last = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind, ("output", "sum", "norm 0"))
+    return names[0] if any(name in last for name in names) else None
+
+
+def _site(scene: Scene, name: str) -> Site | None:
+    return scene.b.places[name].site if name in scene.b.places else None
 
 
 def explained(a: Sequence[Step], b: Sequence[Step], to_a: Mapping[Number, Number], tolerance: float) -> bool:
