@@ -13,8 +13,8 @@ A `Patch` is plain data, so it also works on a model in another process. Its kin
     tensor      ""                      (site, tensor): the tensor there is replaced
     site        ""                      `Formula`: the tensor there is computed from it and from other sites
 
-The values of a tensor at a site are overwritten. A formula of this tensor alone gets its derivative by
-a hook. A formula of other tensors is put into the graph where a function of PyTorch returns the tensor; inside of a
+The values of a tensor at a site are overwritten. A formula of this tensor alone has its derivative by a hook.
+A formula of other tensors is put into the graph where a function of PyTorch returns the tensor. Inside of a
 fused function its gradient is missing (`Applied.rough`).
 """
 

@@ -87,9 +87,7 @@ def _last(scene: Scene) -> str | None:
 
 def _outputs(half: Half) -> list[str]:
     """Steps that may be the added term without its scale: the last norm, else the projection."""
-    names = []
-    if half.branch is not None and half.branch.placement in ("res-post", "peri"):
-        names.append("norm 1" if half.branch.placement == "peri" else "norm 0")
+    names = [half.slots["out"]] if "out" in half.slots else []
     return [name for name in (*names, "o", "down", "output") if name in half.steps]
 
 

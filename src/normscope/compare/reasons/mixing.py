@@ -119,8 +119,8 @@ def _merge(scene: Scene) -> Reasons:
     else:
         count = value.shape[1]
         orders = [tuple(range(count)) if each is None else each for each in (a[1], b[1])]
-        words = [_order(order) for order in orders]
-        message = tell("The order of the heads before the output projection", *words)
+        shown = [_order(order) for order in orders]
+        message = tell("The order of the heads before the output projection", *shown)
         yield Reason("head-order", "mixed", list(orders[0]), list(orders[1]), message, patches)
 
 

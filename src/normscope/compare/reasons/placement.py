@@ -8,36 +8,32 @@ from normscope.compare.reasons.norms import parameters_of
 from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, distance, tell
 from normscope.compare.types import Patch
 
-SLOTS = {"pre": ("in",), "post": ("stream",), "res-post": ("out",), "peri": ("in", "out"), "none": ()}
 _FIRST = ("q", "k", "v", "up", "gate")
 
 
 def reasons(scene: Scene) -> Reasons:
     """A norm that one side has in another slot, or that it lacks."""
     a, b = scene.a.branch, scene.b.branch
-    if a is None or b is None or a.placement == b.placement or is_same_end(scene):
+    if a is None or b is None or is_alike(scene) or is_same_end(scene):
         return
     message = tell("The placement of the norms", a.placement, b.placement)
     yield Reason("placement", "entry", a.placement, b.placement, message, _patches(scene))
 
 
+def is_alike(scene: Scene) -> bool:
+    """Whether both sides have norms in the same slots."""
+    return set(scene.a.slots) == set(scene.b.slots)
+
+
 def is_same_end(scene: Scene) -> bool:
     """Whether the stream after the branch, and after a norm on the stream, is the same."""
-    ends = [half.steps.get(slots(half).get("stream", "sum")) for half in (scene.a, scene.b)]
+    ends = [half.steps.get(half.slots.get("stream", "sum")) for half in (scene.a, scene.b)]
     a, b = ends
     return a is not None and b is not None and distance(a, b) < scene.tolerance
 
 
-def slots(half: Half) -> dict[str, str]:
-    """Slot → name of the norm in it."""
-    branch = half.branch
-    if branch is None or len(SLOTS.get(branch.placement, ())) != len(branch.norms):
-        return {}
-    return {slot: f"norm {n}" for n, slot in enumerate(SLOTS[branch.placement])}
-
-
 def _patches(scene: Scene) -> tuple[Patch, ...]:
-    here, there = slots(scene.a), slots(scene.b)
+    here, there = scene.a.slots, scene.b.slots
     patches: list[Patch] = []
     for slot in ("in", "out", "stream"):
         if slot in there and slot not in here:

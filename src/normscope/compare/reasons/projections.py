@@ -43,10 +43,7 @@ def reasons(scene: Scene) -> Reasons:
 
 def entry_step(scene: Scene) -> str | None:
     """Name of the step that a branch's first projections read; None where the sides read different ones."""
-    names = {
-        "norm 0" if half.branch is not None and half.branch.placement in ("pre", "peri") else "entry"
-        for half in (scene.a, scene.b)
-    }
+    names = {half.slots.get("in", "entry") for half in (scene.a, scene.b)}
     return names.pop() if len(names) == 1 else None
 
 

@@ -40,6 +40,7 @@ class Half:
         places: name of the step → where its tensor is in the model.
         block_entry: the stream at the entry of the block.
         gradients: gradient of the loss in a step, by name.
+        slots: "in", "out" or "stream" → name of the norm there.
     """
 
     steps: Mapping[str, Tensor]
@@ -49,6 +50,7 @@ class Half:
     places: Mapping[str, At] = field(default_factory=dict)
     block_entry: Tensor | None = None
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    slots: Mapping[str, str] = field(default_factory=dict)
 
     def all_of(self, *names: str) -> tuple[Tensor, ...] | None:
         """The tensors of these steps, None where one is missing."""

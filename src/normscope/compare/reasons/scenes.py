@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from normscope.anatomy import Anatomy
+from normscope.compare.holdings import Holdings
 from normscope.compare.reasons.scene import SAME, At, Half, Scene
 from normscope.compare.types import Step
-from normscope.compare.walk import OUTPUT, OUTSIDE, Key, Twin
+from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 
 Number = tuple[int, int, int]
 WAY_IN: Number = (OUTSIDE, OUTSIDE, OUTSIDE)
@@ -22,11 +23,13 @@ class Map:
         anatomy: the reading to which the sites belong.
         places: key of a step → where its tensor is; "whole q" is a fused projection's output.
         order: key → its number in the order of the forward.
+        slots: key of a norm's output → "in", "out" or "stream".
     """
 
     anatomy: Anatomy
     places: Mapping[Key, At]
     order: Mapping[Key, int]
+    slots: Mapping[Key, str]
 
     def order_of(self, number: Number) -> list[str]:
         """Names of the steps of a branch in the order of the forward."""
@@ -34,19 +37,14 @@ class Map:
         return [key[3] for key in sorted(keys, key=self.order.__getitem__)]
 
 
-def map_of(twin: Twin) -> Map:
-    """The map of a model, in its own process."""
+def map_of(holdings: Holdings) -> Map:
+    """The map of a model."""
     places: dict[Key, At] = {}
-    order: dict[Key, int] = {}
-    for place in twin.places:
-        rows = getattr(twin, "rows", {}).get(place.key)
-        at, name = place.key[:3], place.key[3]
-        parts = {role: At(place.site, place.layout, each) for role, each in (rows or {}).items()}
-        for role in name.split(" and "):
-            places[*at, f"whole {role}"] = At(place.site, place.layout)
-        for role, where in (parts or {name: At(place.site, place.layout)}).items():
-            places[*at, role], order[*at, role] = where, place.index
-    return Map(twin.anatomy, places, order)
+    for key, place in holdings.places.items():
+        places[key] = At(place.site, place.layout, holdings.rows.get(key))
+        places[*key[:3], f"whole {key[3]}"] = At(place.site, place.layout)
+    order = {key: place.index for key, place in holdings.places.items()}
+    return Map(holdings.anatomy, places, order, holdings.norms)
 
 
 @dataclass(frozen=True)
@@ -141,6 +139,7 @@ def _scene(
                 half.places,
                 None if entry is None else entry.value,
                 half.gradients,
+                {slot: key[3] for key, slot in side.map.slots.items() if key[:3] == at},
             )
         )
     kind = halves[1].branch.kind if halves[1].branch is not None else "other"

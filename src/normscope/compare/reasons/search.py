@@ -23,7 +23,6 @@ from normscope.compare.reasons import (
     placement,
     projections,
 )
-from normscope.compare.reasons.placement import slots
 from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.types import Patch, Step
@@ -229,7 +228,7 @@ _ORDER = (
 
 def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     """First step at which the scene's sides part, among those that every implementation shares."""
-    if slots(scene.a) != slots(scene.b):
+    if not placement.is_alike(scene):
         return None if placement.is_same_end(scene) else "sum"
     names = [
         name
