@@ -99,7 +99,7 @@ def test_the_verdict_every_difference_and_every_gap_are_there(diff: Diff, page: 
 def test_every_row_is_drawn_once_or_in_a_fold(diff: Diff) -> None:
     towers = Towers(diff)
     for stack, tower in zip(diff.rows.parts, towers.stacks, strict=True):
-        assert sum(line.count for line in tower.lines[1:]) == len(stack.parts)
+        assert sum(line.count for line in tower.lines[1:-1]) == len(stack.parts)
     for each in diff.differences:
         assert towers.id_of(each).startswith("row-")
 
@@ -137,7 +137,7 @@ def test_insertions_are_gaps() -> None:
     assert labels.count("B: nothing here") == 1
     assert sum("a branch is missing" in label for label in labels) == 1
     lines = Towers(handmade.inserted()).stacks[0].lines
-    assert [line.short for line in lines[1:]] == [
+    assert [line.short for line in lines[1:-1]] == [
         "5 | 6",
         "4 | 5",
         "3 | –",
@@ -147,15 +147,33 @@ def test_insertions_are_gaps() -> None:
         "1",
         "0",
     ]
-    assert [line.lacks for line in lines[1:]] == ["", "", "B", "", "A", "A", "", ""]
+    assert [line.lacks for line in lines[1:-1]] == ["", "", "B", "", "A", "A", "", ""]
 
 
 def test_rows_that_are_alike_are_folded_and_the_odd_one_is_not() -> None:
-    lines = Towers(handmade.deep()).stacks[0].lines[1:]
+    lines = Towers(handmade.deep()).stacks[0].lines[1:-1]
     assert [(line.short, line.count) for line in lines] == [("58–95", 38), ("57", 1), ("0–56", 57)]
     assert [line.is_apart for line in lines] == [True, True, False]
     assert [line.is_first for line in lines] == [False, True, False]
     assert len(render_html(handmade.deep())) < 100_000
+
+
+def test_differences_of_the_embedding_stand_at_the_input() -> None:
+    a, b = handmade.stack(2), handmade.stack(2)
+    b = replace(b, facts=b.facts | {"embedding_dropout": 0.1, "final_norm_eps": 1e-6})
+    a = replace(a, facts=a.facts | {"embedding_dropout": 0.0})
+    rows = handmade.aligned(handmade.model(a), handmade.model(b))
+    found = tuple(
+        handmade.difference(Part.STRUCTURE, name, ["h"], *values)
+        for name, *values in (("final-norm-eps", 1e-5, 1e-6), ("embedding-dropout", 0.0, 0.1))
+    )
+    lines = Towers(replace(handmade.not_all(), rows=rows, differences=found)).stacks[0].lines
+    assert [lines[0].names, lines[-1].names] == [["final-norm-eps"], ["embedding-dropout"]]
+    assert [[each.changed for each in line.facts] for line in (lines[0], lines[-1])] == [
+        [(("final-norm-eps", "1e-05", "1e-06"),)],
+        [(("embedding-dropout", "0", "0.1"),)],
+    ]
+    assert [str(line.a).count("changed") for line in (lines[0], lines[-1])] == [1, 1]
 
 
 def test_a_row_tells_the_facts_that_differ() -> None:
@@ -166,9 +184,9 @@ def test_a_row_tells_the_facts_that_differ() -> None:
 
 
 def test_sizes_are_compared_with_the_tolerance() -> None:
-    lines = Towers(handmade.everything()).stacks[0].lines[1:]
+    lines = Towers(handmade.everything()).stacks[0].lines[1:-1]
     assert lines[-1].is_apart  # its second branch parts
-    alike = Towers(handmade.same()).stacks[0].lines[1:]
+    alike = Towers(handmade.same()).stacks[0].lines[1:-1]
     assert not any(line.is_apart for line in alike)
     assert alike[0].size == "8×10⁻¹³"
 
@@ -177,7 +195,7 @@ def test_a_size_that_is_not_a_number_is_apart() -> None:
     base = handmade.deep()
     steps = handmade.walk(base.rows, lambda k: float("nan") if k == 3 else 1e-14)
     parts = handmade.said(base.parts, Part.FUNCTION, "x", tolerance=1e-10, walk=steps)
-    lines = Towers(replace(base, parts=parts)).stacks[0].lines[1:]
+    lines = Towers(replace(base, parts=parts)).stacks[0].lines[1:-1]
     assert [line.short for line in lines if line.is_apart] == ["1"]
     assert "NaN" in render_html(replace(base, parts=parts))
 

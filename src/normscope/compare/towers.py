@@ -1,7 +1,7 @@
 """The two models as towers, line beside line: what the page draws and says of each row of blocks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from normscope.anatomy import Block, Branch, Norm, Site
 from normscope.anatomy.types import Scale
 from normscope.compare.facts import FACTS, differing, in_words, name_of
-from normscope.compare.places import Row, Rows
+from normscope.compare.places import Row, Rows, Spot
 from normscope.compare.types import Diff, Difference, Pair, Place
 from normscope.compare.walked import tolerance_of, walk_of
 from normscope.compare.words import first_parting
@@ -37,10 +37,13 @@ END = 56.0
 """Height of an end of a stack, in pixels."""
 _NORMS = {"pre": 1, "post": 1, "res-post": 1, "peri": 2}
 """Norms that are drawn of a placement."""
+_EMBEDDING = "embedding"
+"""Beginning of the names of facts that belong to the input of a stack."""
 _SOMEWHERE = Site("", 0, "", 0)
 
 Key = tuple[int | None, int | None]
-"""Stack and row; (stack, None) is the stack itself, (None, None) the model."""
+"""Stack and row; (stack, None) is the stack itself, (stack, INPUT) its input, (None, None) the model."""
+INPUT = -1
 
 
 @dataclass(frozen=True)
@@ -102,15 +105,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Tower:
-    """The lines of a stack, from its output down, and the pictures of its input.
-
-    Attributes:
-        name: empty where there is one stack.
-    """
+    """The lines of a stack, from its output down to its input; `name` is empty where there is one stack."""
 
     name: str
     lines: tuple[Line, ...]
-    input: tuple[Markup, Markup]
 
 
 class Towers:
@@ -123,7 +121,7 @@ class Towers:
         self._keys: dict[int, Key] = {}
         self._ids: dict[Key, str] = {}
         for each in diff.differences:
-            keys = list(dict.fromkeys((spot.stack, spot.row) for spot in self._rows.spots(each)))
+            keys = list(dict.fromkeys(_key(each, spot) for spot in self._rows.spots(each)))
             self._keys[id(each)] = keys[0] if keys else (None, None)
             for key in keys:
                 self._differences.setdefault(key, []).append(each)
@@ -148,7 +146,8 @@ class Towers:
         runs = [list(run) for _, run in groupby(self._rows.stacks[number], key=self._look)]
         folded = [run for long in runs for run in ([long] if len(long) >= LEAST else [[row] for row in long])]
         lines = [self._of_run(run) for run in reversed(folded)]
-        return Tower(name if several else "", (output, *lines), _pictures(pair, _input))
+        start = self._line([(number, INPUT)], pair, ("input", ""), _pictures(pair, _input))
+        return Tower(name if several else "", (output, *lines, start))
 
     def _look(self, row: Row) -> Any:
         """What rows must share to be one line."""
@@ -188,7 +187,7 @@ class Towers:
             b=Markup(pictures[1]),
             lacks="A" if pair.a is None else "B" if pair.b is None else "",
             differences=tuple(found.values()),
-            facts=tuple(_facts_of(pair, with_parts=keys[0][1] is not None)),
+            facts=tuple(_facts_of(pair, keys[0][1])),
             relative=max(sizes, key=lambda size: _larger(size, 0.0), default=None),
             is_apart=any(map(self._is_apart, keys)),
             is_first=self._first in keys,
@@ -196,6 +195,11 @@ class Towers:
 
     def _is_apart(self, key: Key) -> bool:
         return key in self._sizes and not self._sizes[key] <= self._tolerance
+
+
+def _key(difference: Difference, spot: Spot) -> Key:
+    is_at_input = spot.stack is not None and spot.row is None and difference.name.startswith(_EMBEDDING)
+    return spot.stack, INPUT if is_at_input else spot.row
 
 
 def _larger(one: float, other: float) -> float:
@@ -218,21 +222,21 @@ def _facts_inside(place: Place | None) -> list[Any]:
     return [] if place is None else [dict(place.facts), *(dict(part.facts) for part in place.parts)]
 
 
-def _facts_of(pair: Pair, *, with_parts: bool) -> Iterator[Facts]:
-    """Facts of the pair, and of the branches inside of it."""
-    for each in (pair, *(pair.parts if with_parts else ())):
+def _facts_of(pair: Pair, row: int | None) -> Iterator[Facts]:
+    """Facts of the pair at a line; for a row of blocks also of the branches inside."""
+    is_block = row is not None and row != INPUT
+    for each in (pair, *(pair.parts if is_block else ())):
         place = each.a or each.b
         if place is None:
             continue
-        a, b = (dict(side.facts) if side else {} for side in (each.a, each.b))
+        a, b = (_own(side, row) for side in (each.a, each.b))
         names = differing(a, b)
         changed = tuple((name_of(name), in_words(name, a[name]), in_words(name, b[name])) for name in names)
         title = str(place.facts.get("kind", "")) if each is not pair else ""
+        known = {name: a[name] for name in a if name in b and name not in names}
         if each.a is None or each.b is None:
             title = f"{title} only in {'A' if each.a else 'B'}".strip()
             known = a or b
-        else:
-            known = {name: a[name] for name in a if name in b and name not in names}
         same = ", ".join(
             f"{name_of(name)} {in_words(name, known[name])}"
             for name in FACTS
@@ -240,6 +244,14 @@ def _facts_of(pair: Pair, *, with_parts: bool) -> Iterator[Facts]:
         )
         if changed or same:
             yield Facts(title, changed, same)
+
+
+def _own(place: Place | None, row: int | None) -> dict[str, Any]:
+    """The facts of a place at a line; a stack's embedding stands at its input, its other facts at its output."""
+    facts = {} if place is None else dict(place.facts)
+    if place is None or place.level != "stack":
+        return facts
+    return {name: facts[name] for name in facts if name.startswith(_EMBEDDING) == (row == INPUT)}
 
 
 def _pictures(pair: Pair, draw: Any) -> tuple[Markup, Markup]:
@@ -331,7 +343,9 @@ def _output(pair: Pair, place: Place | None, side: str, pen: Pen) -> Markup:
         norm = place.facts["final_norm"]
         words = "no final norm" if norm is None else "final norm"
         other = pair.b if side == "A" else pair.a
-        if other is not None and differing(place.facts, other.facts):
+        if other is not None and any(
+            name.startswith("final") for name in differing(place.facts, other.facts)
+        ):
             parts.insert(0, pen.rect(24, middle - 9, pen.width - 28, 24, "changed", rx=4.0))
         if norm is not None:
             parts.append(pen.rect(STREAM_X - 11, middle + 1, 22, 4, "norm gx", rx=1.5))
@@ -343,6 +357,9 @@ def _input(pair: Pair, place: Place | None, side: str, pen: Pen) -> Markup:
     """The lower end of a stack."""
     if place is None:
         return _gap(side, 30.0, pen)
-    x = pen.x(STREAM_X)
-    parts = [svg.line(x, 0, x, 24, "stream-plain"), pen.text(STREAM_X + 16, 22, "input", "label soft")]
+    x, other = pen.x(STREAM_X), pair.b if side == "A" else pair.a
+    parts = [svg.line(x, 0, x, 24, "stream-plain"), pen.text(STREAM_X + 16, 20, "input", "label soft")]
+    facts = [_own(each, INPUT) for each in (place, other) if each is not None]
+    if len(facts) == 2 and differing(*facts):
+        parts.insert(0, pen.rect(24, 4, pen.width - 28, 24, "changed", rx=4.0))
     return svg.picture(pen.width, 30.0, *parts, label=f"{side}: input", css="side")

@@ -140,7 +140,7 @@ def result(diff: Diff, each: Compared) -> str:
     if not num:
         return f"no difference{partly}" + (f"; {within(each.said.rstrip('.'))}" if each.said else "")
     largest = figure_of(diff, "largest") if each.part is Part.FUNCTION else None
-    size = "" if largest is None else f"; the largest relative difference is {figure(largest, 2)}"
+    size = "" if largest is None else f"; they differ by up to {figure(largest, 2)} on the residual stream"
     return f"{num} difference{'s' if num > 1 else ''}{partly}{size}"
 
 
