@@ -1,7 +1,7 @@
 """The two models as towers, line beside line: what the page draws and says of each row of blocks."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -247,7 +247,7 @@ def _facts_of(pair: Pair, row: int | None) -> Iterator[Facts]:
 
 
 def _own(place: Place | None, row: int | None) -> dict[str, Any]:
-    """The facts of a place at a line; a stack's embedding stands at its input, its other facts at its output."""
+    """The facts of a place at a line; a stack's embedding is at its input, the rest at its output."""
     facts = {} if place is None else dict(place.facts)
     if place is None or place.level != "stack":
         return facts
