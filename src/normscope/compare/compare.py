@@ -78,7 +78,10 @@ class Comparison:
         """What was compared so far; a part that was not reached is "not compared"."""
         late = "the comparison was interrupted before this part"
         outcomes = [self.outcomes.get(part, Outcome(Compared(part, "not", (late,)))) for part in self.parts]
-        notes = [f"{name}: {note}" for name, side in (("A", self.a), ("B", self.b)) for note in side.notes]
+        both = [note for note in self.a.notes if note in self.b.notes]
+        notes = [f"A and B: {note}" for note in both]
+        sides = (("A", self.a), ("B", self.b))
+        notes += [f"{name}: {note}" for name, side in sides for note in side.notes if note not in both]
         return Diff(
             a=self.a.spec,
             b=self.b.spec,
@@ -260,8 +263,12 @@ def _align(run: Comparison) -> None:
 
 def _structure(run: Comparison) -> Outcome:
     found = _file("differences").compare_structures(run.rows)
+    read = [(name, place) for name, place in (("A", run.rows.a), ("B", run.rows.b)) if place is not None]
+    if not found and not any(place.parts for _, place in read):
+        raise _NotError("no residual stream was read in A and B")
+    why = [f"{name}: {line}" for name, place in read for line in place.facts.get("unread") or ()]
     said = "" if found else "the same structure"
-    return Outcome(Compared(Part.STRUCTURE, "whole", (), said), found)
+    return Outcome(Compared(Part.STRUCTURE, "partly" if why else "whole", tuple(why), said), found)
 
 
 def _start(run: Comparison) -> Outcome:
