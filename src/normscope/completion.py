@@ -172,9 +172,15 @@ def _stores() -> list[str]:
 def _reports() -> list[str]:
     """JSON files of this folder that begin as a report does."""
     try:
-        return sorted(p.name for p in Path().glob("*.json") if b"normscope.report/" in p.open("rb").read(200))
+        return sorted(path.name for path in Path().glob("*.json") if b"normscope.report/" in _head(path))
     except OSError:
         return []
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(200)
 
 
 def _revisions() -> list[str]:

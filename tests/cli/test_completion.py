@@ -98,6 +98,26 @@ def test_words_of_bash_are_put_together(words: str, glued: str, kept: str) -> No
     assert environment == variables(glued)
 
 
+def test_sides_of_diff_are_models_reports_and_revisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text("def build(): ...\n")
+    (tmp_path / "report.json").write_text('{\n  "schema": "normscope.report/1"}')
+    (tmp_path / "other.json").write_text("{}")
+    heads = tmp_path / ".git" / "refs" / "heads" / "feature"
+    heads.mkdir(parents=True)
+    (heads / "norms").write_text("0")
+    (tmp_path / ".git" / "packed-refs").write_text("# pack-refs\n00 refs/heads/main\n00 refs/tags/v1\n^00\n")
+    monkeypatch.chdir(tmp_path)
+    assert {"nn:", "hf:", "git:", "model.py:", "report.json"} <= set(completion.complete_side(""))
+    assert "other.json" not in completion.complete_side("")
+    assert completion.complete_side("git:") == ["git:HEAD:", "git:feature/norms:", "git:main:", "git:v1:"]
+    assert completion.complete_side("git:ma") == ["git:main:"]
+    assert completion.complete_side("git:main:mod") == ["git:main:model.py:"]
+    assert completion.complete_side("git:main:model.py:") == ["git:main:model.py:build"]
+    assert "nn:decoder" in completion.complete_side("nn:dec")
+
+
 @pytest.fixture
 def in_bash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -45,7 +45,7 @@ IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.al
 
 
 def git(folder: Path, *words: str) -> str:
-    """What git prints, in `folder`."""
+    """Call git in `folder`; return its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", *IDENTITY, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)

@@ -75,7 +75,7 @@ class Comparison:
             self.cost[stage] = round(self.cost.get(stage, 0.0) + time.perf_counter() - start, 4)
 
     def result(self) -> Diff:
-        """What was compared so far; a part that was not reached is "not compared"."""
+        """The comparison so far; a part that was not reached is "not compared"."""
         late = "the comparison was interrupted before this part"
         outcomes = [self.outcomes.get(part, Outcome(Compared(part, "not", (late,)))) for part in self.parts]
         both = [note for note in self.a.notes if note in self.b.notes]

@@ -27,7 +27,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Order:
-    """What the process loads, and where.
+    """The first message to the process: the model, and the folder to load it in.
 
     Attributes:
         model: the MODEL.

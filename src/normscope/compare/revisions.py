@@ -127,7 +127,7 @@ def _write_files(spec: str, folder: Path, commit: str, into: Path) -> tuple[str,
 
 
 def _git(spec: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
-    """What git prints, without the newline at its end."""
+    """Call git; return its output without the newline at the end."""
     done = _call(*words, environment=environment)
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if line.strip()), f"exit {done.returncode}")

@@ -16,7 +16,7 @@ from normscope.subjects import Subject, fake_mode_of, memory_refusals
 
 @dataclass(frozen=True)
 class Settings:
-    """How both sides are loaded, as plain data.
+    """Options with which both sides are loaded, as plain data.
 
     Attributes:
         seed: seed of the weights and of the batches.

@@ -76,7 +76,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """How far a part was compared.
+    """The extent to which a part was compared, and its result.
 
     Attributes:
         how: "whole", "partly" or "not".
