@@ -1,6 +1,7 @@
 """The JSON: in its schema, strict, with every difference and every row."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import handmade
@@ -8,6 +9,9 @@ import jsonschema
 import pytest
 
 from normscope.compare.document import SCHEMA, to_dict, to_json
+from normscope.compare.markdown import render_markdown
+from normscope.compare.page import render_html
+from normscope.compare.text import render_text
 from normscope.compare.types import Diff, Pair
 from normscope.schemas import schema
 
@@ -85,3 +89,13 @@ def test_names_are_those_of_the_models() -> None:
     document = json.loads(to_json(handmade.hostile()))
     assert document["a"] == handmade.HOSTILE
     assert document["differences"][0]["b"] == handmade.HOSTILE * 20
+
+
+def test_the_methods_are_the_outputs(tmp_path: Path) -> None:
+    diff = handmade.one()
+    assert diff.to_dict() == to_dict(diff)
+    assert diff.to_json() == to_json(diff)
+    assert diff.to_text(80) == render_text(diff, 80)
+    assert diff.to_markdown("x") == render_markdown(diff, "x")
+    assert diff.to_html(tmp_path / "a.html", command="x") == render_html(diff, "x")
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == render_html(diff, "x")
