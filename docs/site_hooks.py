@@ -49,6 +49,8 @@ def _text(markdown: str, page: Any) -> str:
     match page.file.src_uri:
         case "reference/cli.md":
             return markdown + runpy.run_path(str(DOCS / "command_line.py"))["command_line"]()
+        case "diff.md":
+            return markdown + _names_of_differences()
         case "reference/contributing.md":
             text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
             text = re.sub(r"^   (?! \S)", " " * 4, text, flags=re.MULTILINE)  # within an item of a list
@@ -62,6 +64,13 @@ def _text(markdown: str, page: Any) -> str:
         case "claims.md":
             return _with_chinese(_with_contributing(markdown, ""), page)
     return _with_contributing(markdown, "../" * page.file.src_uri.count("/"))
+
+
+def _names_of_differences() -> str:
+    from normscope.compare.facts import NAMES
+
+    rows = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in NAMES.items())
+    return f"\n| name | meaning |\n|---|---|\n{rows}\n"
 
 
 def on_post_build(config: Any) -> None:

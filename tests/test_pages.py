@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # Pages whose commands and Python run here. A translation runs nothing: its code is that of the English page.
 GUIDE = ["docs/index.md", *(f"docs/guide/{path.name}" for path in sorted((ROOT / "docs/guide").glob("*.md")))]
 GUIDE = [page for page in GUIDE if not page.endswith(".zh.md")]
-PAGES = ["README.md", "AGENTS.md", *GUIDE, "docs/check.md", "docs/models.md"]
+PAGES = ["README.md", "AGENTS.md", *GUIDE, "docs/check.md", "docs/diff.md", "docs/models.md"]
 TRANSLATIONS = {"README.zh-CN.md": "README.md"} | {
     page.replace(".md", ".zh.md"): page for page in (*GUIDE, "docs/evidence.md")
 }
