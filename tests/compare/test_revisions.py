@@ -54,10 +54,12 @@ def test_a_git_hook_of_another_repository_does_not_matter(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = repository(tmp_path / "other")
+    git(other, "commit", "-q", "--amend", "-m", "another message")
+    commit = git(here, "rev-parse", "HEAD")
     for name, value in (("GIT_DIR", other / ".git"), ("GIT_INDEX_FILE", other / ".git" / "index")):
         monkeypatch.setenv(name, str(value))
     revision = check_out("HEAD", "git:HEAD:model.py:build")
-    assert revision.top == here.resolve()
+    assert (revision.top, revision.commit) == (here.resolve(), commit)
     revision.close()
 
 
@@ -152,7 +154,7 @@ def test_paths_of_the_working_tree_become_those_of_the_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top, root = tmp_path / "top", tmp_path / "root"
-    for folder in (top / "src", root / "src", top / "data", top / ".venv/lib/site-packages", root / ".venv"):
+    for folder in (top / "src", root / "src", top / "data", root / ".venv/lib/site-packages"):
         folder.mkdir(parents=True)
     installed = str(top / ".venv/lib/site-packages")
     table = types.ModuleType("__editable___ours_finder")

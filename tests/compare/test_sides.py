@@ -12,14 +12,14 @@ from repository import repository, write
 from torch import nn
 
 import normscope
-from normscope.anatomy import Anatomy
+from normscope.anatomy import Anatomy, reading
 from normscope.compare import sides
 from normscope.compare.commands import command_of
 from normscope.compare.remote import RemoteSide
 from normscope.compare.side import LiveSide, NotGivenError, SavedSide, Settings
 from normscope.compare.sides import opened, side_of
 from normscope.errors import UsageError
-from normscope.subjects import Subject
+from normscope.subjects import Run, Subject
 
 SMALL = "nn:decoder,depth=2,width=16,heads=2,vocab=64,context=16"
 SETTINGS = Settings(batch_size=1, seq_len=8)
@@ -103,16 +103,18 @@ def test_code_of_the_users_has_a_process_of_its_own_beside_other_code(
         assert tuple(seen) == apart
 
 
-def test_a_model_in_this_process_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normscope.compare import side as file
+def test_each_model_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, record = [], reading.record
 
-    count, read = [], file.read_anatomy
-    monkeypatch.setattr(file, "read_anatomy", lambda subject: count.append(1) or read(subject))
-    side = side_of(SMALL, SETTINGS)
-    for work in (side.read, side.run):
-        work(lambda subject, anatomy: len(anatomy.blocks))
-    side.start(weights, (0,))
-    assert len(count) == 1
+    def counted(*arguments: Any, **options: Any) -> Any:
+        count.append(arguments[0])
+        return record(*arguments, **options)
+
+    monkeypatch.setattr(reading, "record", counted)
+    fed = {"batch_size": 1, "seq_len": 8}
+    found = normscope.diff(SMALL, SMALL.replace("depth=2", "depth=3"), parts="structure,start,recipe", **fed)
+    assert len(found.rows.parts) == 1
+    assert len(count) == 2
 
 
 def test_fresh_weights_of_a_function_follow_the_seed_and_leave_the_generator() -> None:
@@ -127,6 +129,27 @@ def test_a_module_has_no_fresh_weights() -> None:
     side = side_of(nn.TransformerEncoderLayer(16, 2, 32), SETTINGS)
     with pytest.raises(NotGivenError, match="cannot be built again"):
         side.start(weights, (0,))
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_module_brings_its_batch_and_its_loss(is_called: bool) -> None:
+    batch = torch.randn(2, 5, 16)
+    given = (nn.TransformerEncoderLayer(16, 2, 32), batch, lambda output, batch: output.sum())
+    side = side_of((lambda: given) if is_called else given, SETTINGS)
+    assert side.run(lambda subject, anatomy: (subject.batch is batch, subject.loss_fn is given[2])) == (
+        True,
+        True,
+    )
+
+
+def test_a_run_brings_its_model() -> None:
+    def made() -> Run:
+        model = nn.TransformerEncoderLayer(16, 2, 32)
+        return Run(model=model, batches=torch.randn(2, 5, 16), loss=lambda output, batch: output.sum())
+
+    side = side_of(made, SETTINGS)
+    assert side.read(lambda subject, anatomy: subject.run is not None)
+    assert len(set(side.start(weights, (0, 1)))) == 2
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -162,31 +162,47 @@ def _of_object(given: Any, settings: Settings, batch: Any) -> Side:
         return SavedSide(str(given.scene.path), given.to_dict())
     if isinstance(given, Subject):
         return LiveSide(given, settings)
-    if isinstance(given, nn.Module | Run):
+    if isinstance(given, nn.Module | Run) or _is_fed(given):
         return LiveSide(_made(given, settings, batch), settings)
     if not callable(given):
         raise UsageError(
             f"a {type(given).__name__} to compare",
-            "a MODEL, a module, a function that builds one, a Subject, a Run or a Report",
+            "a MODEL, a module, (module, batch), a function that builds one, a Subject, a Run or a Report",
             "pass one of these",
         )
 
-    def build(seed: int) -> nn.Module:
+    def made(seed: int) -> Any:
         with seeded(seed):
-            made = given()
-        if not isinstance(made, nn.Module):
-            expected = "a function that returns a module"
-            raise UsageError(f"a function that returned a {type(made).__name__}", expected, "change it")
-        return made
+            found = given()
+        if not isinstance(found, nn.Module | Run) and not _is_fed(found):
+            expected = "a function that returns a module, (module, batch), (module, batch, loss_fn) or a Run"
+            raise UsageError(f"a function that returned a {type(found).__name__}", expected, "change it")
+        return found
 
-    return LiveSide(_made(build(settings.seed), settings, batch), settings, build)
+    def build(seed: int) -> nn.Module:
+        found = made(seed)
+        model: nn.Module = (
+            found[0] if isinstance(found, tuple) else found.model if isinstance(found, Run) else found
+        )
+        return model
+
+    return LiveSide(_made(made(settings.seed), settings, batch), settings, build)
 
 
-def _made(given: nn.Module | Run, settings: Settings, batch: Any) -> Subject:
-    """The subject of a module or a Run that is built already."""
+def _is_fed(given: Any) -> bool:
+    """Whether `given` is (module, batch) or (module, batch, loss_fn)."""
+    return isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[0], nn.Module)
+
+
+def _made(given: Any, settings: Settings, batch: Any) -> Subject:
+    """The subject of a module, of a module with its batch, or of a Run, which is built already."""
+    loss_fn = None
+    if isinstance(given, tuple):
+        given, batch, loss_fn = (*given, None)[:3]
     return make_subject(
         given,
-        batch,
+        None if isinstance(given, Run) else batch,
+        loss_fn,
         seed=settings.seed,
         batch_size=settings.batch_size,
         seq_len=settings.seq_len,
