@@ -175,7 +175,8 @@ def _logits(a: Attention, ways: list[_Way | None], replay: Replay) -> Facts:
     part = between(product, a.logits)
     if not part and product is not a.logits:
         return {}
-    others = [v for value in part for v in value.inputs if v is not product and v not in part]
+    joined = {v for value in part if value.base == "cat" for v in value.inputs}
+    others = [v for value in part for v in value.inputs if v not in {product, *part, *joined}]
     facts: Facts = {"sinks": any(v.is_weight and value.base == "cat" for value in part for v in value.inputs)}
     added = [v for v in others if v.floating and v.learnt and v.numel > 1]
     try:
@@ -184,6 +185,10 @@ def _logits(a: Attention, ways: list[_Way | None], replay: Replay) -> Facts:
         top = _diagonal(replay, a, product, _HUGE) - zero
         low = zero - _diagonal(replay, a, product, -_HUGE)
         (bias,) = replay.run({product: torch.zeros(product.shape, dtype=torch.float64)}, [a.logits])
+        if op.base == "baddbmm":  # BLOOM: the matmul itself adds the bias
+            slope = slope * op.kwargs.get("alpha", 1)
+            bias = replay.fixed(op.inputs[0]).expand(product.shape) + bias.reshape(product.shape)
+            added = [op.inputs[0]]
     except CannotReplay:
         return facts
     is_learnt = any(v.learnt for v in others if v.numel <= product.shape[0] * 64 and _multiplies(v, part))
