@@ -8,7 +8,7 @@ in every block does not part the towers. Where all blocks are alike, the last on
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from normscope.compare.facts import differing
+from normscope.compare.facts import FACTS, differing
 from normscope.compare.types import Pair, Place
 
 GAP = 1.0
@@ -88,7 +88,8 @@ class _Remembered:
         return self._known[key]
 
     def _key(self, place: Place) -> int:
-        words = repr([place.facts, [part.facts for part in place.parts]])
+        known = [{k: v for k, v in each.facts.items() if k in FACTS} for each in (place, *place.parts)]
+        words = repr(known)
         return self._keys.setdefault(words, len(self._keys))
 
 

@@ -12,15 +12,16 @@ from torch import nn
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Graph, Value
 from normscope.anatomy.ops import SAME
+from normscope.anatomy.terms import scale_step
 
 
 def dropout_facts(branch: FoundBranch, graph: Graph, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
     """The rates at the places of a branch, 0 for none."""
     region = set(branch.region)
     weights = {v for a in branch.attentions for v in _same(a.probabilities)}
-    ends = set(branch.output.through(SAME)) | set(_same(branch.output))
+    ends = _behind(branch.output) | _same(branch.output)
     if branch.norm_out is not None:
-        ends |= set(branch.norm_out.input.through(SAME))
+        ends |= _behind(branch.norm_out.input)
     noted = {
         "attention_dropout": [rate for value, rate in graph.dropouts if value in weights],
         "output_dropout": [rate for value, rate in graph.dropouts if value in ends],
@@ -34,6 +35,20 @@ def dropout_facts(branch: FoundBranch, graph: Graph, modules: Mapping[str, nn.Mo
     if not branch.attentions:
         del facts["attention_dropout"]
     return facts
+
+
+def _behind(value: Value) -> set[Value]:
+    """A value and what it was before views, casts and scales."""
+    found = {value}
+    while True:
+        scaled = scale_step(value)
+        if value.base in SAME:
+            value = value.source
+        elif scaled is not None and scaled[1] != "gate":
+            value = scaled[0]
+        else:
+            return found
+        found.add(value)
 
 
 def _same(value: Value) -> set[Value]:

@@ -28,6 +28,12 @@ from normscope.compare.differences import compare_structures as compare_structur
 from normscope.compare.dropouts import dropout_facts
 from normscope.compare.ends import entry_facts, head_facts
 from normscope.compare.norms import bias_of, norm_facts
+from normscope.compare.roles import (
+    branch_parameters,
+    entry_parameters,
+    head_parameters,
+    norm_parameters,
+)
 from normscope.compare.types import Place
 from normscope.subjects import Subject
 
@@ -91,6 +97,7 @@ class _Reader:
         hidden = self.at.get(self.anatomy.stacks[-1].hidden) if self.anatomy.stacks else None
         if hidden is not None:
             facts |= self._read(lambda: head_facts(self.graph, hidden, self.tables, self.replay))
+            facts |= self._read(lambda: {"parameters": head_parameters(self.graph.outputs, hidden)})
         if self.unread:
             facts["unread"] = list(self.unread)
         return Place("model", "", facts, stacks)
@@ -98,15 +105,18 @@ class _Reader:
     def stack(self, stack: Stack) -> Place:
         """A stack, from its embeddings to its final norm."""
         facts: Facts = {"role": stack.name.split("-")[0], "long_skips": len(stack.long_skips)}
+        known: Facts = {}
         entry = self.at.get(stack.blocks[0].entry)
         if entry is not None:
             facts["width"] = entry.shape[-1]
             facts |= self._read(lambda: entry_facts(entry, self.parameters, self.replay))
             facts["embedding_dropout"] = self._dropout_at(entry)
+            known = self._read(lambda: dict(entry_parameters(entry, facts.get("context"))))
         final = stack.final_norm
         norm = self.at[final.output].norm if final is not None and final.output in self.at else None
         if final is None or norm is not None:
             facts |= norm_facts([norm] if norm is not None else [], self.parameters, "final_norm")
+        facts["parameters"] = known | norm_parameters(norm, "the final norm")
         return Place("stack", stack.name, facts, tuple(map(self.block, stack.blocks)))
 
     def block(self, block: Block) -> Place:
@@ -128,6 +138,7 @@ class _Reader:
         facts["entry_scale"] = entry_scale(found)
         facts["inner_norm"] = inner_norm(found)
         facts["bias"] = _biases(roles)
+        facts |= self._read(lambda: {"parameters": branch_parameters(found, roles)})
         facts |= self._read(lambda: attention_facts(found, roles, self.modules, self.replay))
         facts |= self._read(lambda: dropout_facts(found, self.graph, self.modules))
         if branch.kind == "feed-forward":

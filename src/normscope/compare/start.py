@@ -1,0 +1,472 @@
+"""Compare fresh weights: by role and depth, the laws that two initialisations draw from.
+
+Each model is built at several seeds. Parameters are put together by role (`roles.py`), so that a fused weight
+is compared with its parts. A law differs when an effect is both large enough to matter and beyond what the
+seeds explain. The criteria below were fixed before any case was tried:
+
+    deviation   |log ratio| over `LEAST_RATIO`, and over `SIGMAS` standard errors
+    mean        over `LEAST_MEAN` deviations, and over `SIGMAS` standard errors; constants exactly
+    shape       kurtosis by `LEAST_KURTOSIS` and `SIGMAS` standard errors, or all largest values on one side
+    zeros       another number of rows that are zero, which no continuous law draws
+    orthogonal  rows or columns orthogonal in one of the two
+
+The standard error of a log deviation from n values with kurtosis κ is √((κ − 1)/(4n)).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, named_parameters
+from normscope.compare.outcome import Outcome
+from normscope.compare.types import Compared, Difference, Pair, Part, Place
+
+SIGMAS = 6.0
+LEAST_RATIO = 0.02
+LEAST_MEAN = 0.05
+LEAST_KURTOSIS = 0.15
+LEAST_TAIL = 1e-9
+"""Probability that the largest values all come from one side by chance, under which the tails differ."""
+_SAMPLE = 2048
+_ROWS = 256
+"""Rows of a matrix at most that are tested for being orthogonal."""
+_ORTHOGONAL = 0.15
+"""Largest share of the spread of squared singular values that an independent matrix of the same shape has."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Fresh values of one parameter at all seeds, as sums; sums of two draws are those of both.
+
+    Attributes:
+        number: values at all seeds.
+        sums: Σx, Σx², Σx³, Σx⁴.
+        low, high: the smallest and the largest value.
+        zero_rows: rows of zeros, per seed.
+        spread: of the squared singular values, over that of an independent matrix; None for vectors.
+        sample: some of the values.
+        is_fixed: whether all seeds give the same values.
+    """
+
+    number: int
+    sums: tuple[float, float, float, float]
+    low: float
+    high: float
+    zero_rows: float
+    spread: float | None
+    sample: Tensor
+    is_fixed: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return self.sums[0] / self.number
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are one."""
+        return self.low == self.high
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the values."""
+        return 0.0 if self.is_constant else math.sqrt(max(self._moment(2), 0.0))
+
+    @property
+    def kurtosis(self) -> float:
+        """E(x − μ)⁴/σ⁴, 3 for a normal law."""
+        return self._moment(4) / self._moment(2) ** 2 if self.deviation else 0.0
+
+    def _moment(self, k: int) -> float:
+        s1, s2, s3, s4 = (each / self.number for each in self.sums)
+        return s2 - s1**2 if k == 2 else s4 - 4 * s1 * s3 + 6 * s1**2 * s2 - 3 * s1**4
+
+    def __add__(self, other: "Draw") -> "Draw":
+        spreads = [each for each in (self.spread, other.spread) if each is not None]
+        return Draw(
+            self.number + other.number,
+            tuple(map(sum, zip(self.sums, other.sums, strict=True))),  # type: ignore[arg-type]
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.zero_rows + other.zero_rows,
+            sum(spreads) / len(spreads) if spreads else None,
+            torch.cat([self.sample, other.sample]),
+            self.is_fixed and other.is_fixed,
+        )
+
+    def in_words(self) -> str:
+        """The law in words: "normal with deviation 0.02"."""
+        return _law(self)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Fresh weights of one model.
+
+    Attributes:
+        draws: parameter → its values.
+        seeds: number of seeds.
+        is_fixed: whether every weight that is not constant is the same at all seeds.
+    """
+
+    draws: Mapping[str, Draw]
+    seeds: int
+    is_fixed: bool
+
+
+def start_of(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Sequence[int]) -> Start:
+    """The fresh weights of a model at several seeds; one model is in memory at a time.
+
+    Args:
+        build: the model with fresh weights from a seed.
+        anatomy: its reading, which is not needed here.
+        seeds: at which it is built.
+    """
+    found: dict[str, list[_One]] = {}
+    for seed in seeds:
+        for name, parameter in named_parameters(build(seed)):
+            if parameter.is_floating_point() and parameter.numel():
+                found.setdefault(name, []).append(_one(parameter.detach(), first=seed == seeds[0]))
+    draws = {name: _drawn(each) for name, each in found.items()}
+    changing = [draw for draw in draws.values() if not draw.is_constant]
+    return Start(draws, len(seeds), bool(changing) and all(draw.is_fixed for draw in changing))
+
+
+@dataclass(frozen=True)
+class _One:
+    """Values of one parameter at one seed."""
+
+    number: int
+    sums: tuple[float, float, float, float]
+    low: float
+    high: float
+    zero_rows: int
+    spread: float | None
+    sample: Tensor
+
+
+def _one(tensor: Tensor, first: bool) -> _One:
+    values = tensor.double().flatten()
+    sums = tuple(float((values**k).sum()) for k in (1, 2, 3, 4))
+    step = max(1, len(values) // _SAMPLE)
+    rows = tensor.flatten(1) if tensor.dim() > 1 else None
+    return _One(
+        len(values),
+        sums,  # type: ignore[arg-type]
+        float(values.min()),
+        float(values.max()),
+        int((~rows.any(1)).sum()) if rows is not None and bool(rows.any()) else 0,
+        _spread(tensor) if first else None,
+        values[::step][:_SAMPLE].float().cpu(),
+    )
+
+
+def _drawn(each: Sequence[_One]) -> Draw:
+    first = each[0]
+    fixed = all(one.sums == first.sums and torch.equal(one.sample, first.sample) for one in each)
+    kept = each[:1] if fixed else each  # the same values again are no further evidence
+    return Draw(
+        sum(one.number for one in kept),
+        tuple(sum(one.sums[k] for one in kept) for k in range(4)),  # type: ignore[arg-type]
+        min(one.low for one in kept),
+        max(one.high for one in kept),
+        first.zero_rows,
+        first.spread,
+        torch.cat([one.sample for one in kept]),
+        fixed,
+    )
+
+
+def _spread(tensor: Tensor) -> float | None:
+    """Variance of the squared singular values over their squared mean, over that of an independent matrix.
+
+    Marčenko and Pastur (1967): for n ≤ m independent entries it is n/m, so that the result is near 1; for
+    orthogonal rows it is 0. Of large matrices some rows are taken, which stay orthogonal.
+    """
+    if tensor.dim() != 2 or min(tensor.shape) < 4:
+        return None
+    matrix = tensor.double() if tensor.shape[0] <= tensor.shape[1] else tensor.double().T
+    matrix = matrix[:_ROWS]
+    gram = matrix @ matrix.T
+    trace = gram.trace()
+    if not trace:
+        return None
+    n, m = matrix.shape
+    return float((gram.square().sum() * n / trace**2 - 1) / (n / m))
+
+
+@dataclass
+class _Group:
+    """Parameters of one role at one pair of places."""
+
+    site: tuple[str | None, str | None]
+    where: tuple[str, str]
+    offsets: tuple[float, float]
+    a: Draw
+    b: Draw
+
+
+def compare(a: Start, b: Start, rows: Pair) -> Outcome:
+    """Differences between the laws of the fresh weights of two aligned models."""
+    if a.is_fixed != b.is_fixed:
+        who = "A" if a.is_fixed else "B"
+        reason = f"the weights of {who} are the same at every seed: they are given, and the other's are drawn"
+        return Outcome(Compared(Part.START, "not", (reason,)))
+    groups: dict[tuple[str, str], list[_Group]] = {}
+    for group in _groups(a, b, rows):
+        groups.setdefault(group.where, []).append(group)
+    found = [d for (kind, role), each in groups.items() for d in _differences(kind, role, each)]
+    seeds = min(a.seeds, b.seeds)
+    figures = {"roles": len(groups), "seeds": seeds, "places": sum(map(len, groups.values()))}
+    why: tuple[str, ...] = ()
+    if a.is_fixed:
+        why = ("the weights are the same at every seed, so that one draw of each model is compared",)
+    if not groups:
+        return Outcome(Compared(Part.START, "not", ("no parameter of A has the role of one of B",)))
+    said = "" if found else f"the same laws of {len(groups)} roles at {seeds} seeds"
+    return Outcome(Compared(Part.START, "partly" if why else "whole", why, said, figures), tuple(found))
+
+
+def _groups(a: Start, b: Start, rows: Pair) -> Iterator[_Group]:
+    """Parameters by role, at every pair of places."""
+    embeddings = [
+        {name for stack in place.parts for name in stack.facts.get("parameters", {})} if place else set()
+        for place in (rows.a, rows.b)
+    ]
+    for pair in _pairs(rows):
+        x, y = pair.a, pair.b
+        if x is None or y is None:
+            continue
+        tied = embeddings if x.level == "model" else [set[str](), set[str]()]
+        known = [
+            {n: r for n, r in place.facts.get("parameters", {}).items() if n in side.draws and n not in skip}
+            for place, side, skip in zip((x, y), (a, b), tied, strict=True)
+        ]
+        for roles in _components(known[0].values(), known[1].values()):
+            names = [[n for n, r in each.items() if roles & set(r)] for each in known]
+            if not names[0] or not names[1]:
+                continue
+            draws = [_sum([side.draws[n] for n in each]) for side, each in zip((a, b), names, strict=True)]
+            role = _role(roles)
+            offsets = tuple(_offset(place, role) for place in (x, y))
+            yield _Group((x.name, y.name), (_kind(x), role), offsets, *draws)  # type: ignore[arg-type]
+
+
+def _pairs(rows: Pair) -> Iterator[Pair]:
+    """Stacks' own places before their branches, the model's at the end, as in the forward."""
+    for stack in rows.parts:
+        yield stack
+        for block in stack.parts:
+            yield from block.parts
+    yield rows
+
+
+def _kind(place: Place) -> str:
+    return str(place.facts.get("kind", place.level))
+
+
+def _components(a: Iterable[Sequence[str]], b: Iterable[Sequence[str]]) -> list[frozenset[str]]:
+    """Roles that must be compared together, because a parameter of one side makes several of them."""
+    found: list[set[str]] = []
+    for roles in (*a, *b):
+        joined = set(roles)
+        apart = []
+        for each in found:
+            if each & joined:
+                joined |= each
+            else:
+                apart.append(each)
+        found = [*apart, joined]
+    return [frozenset(each) for each in found]
+
+
+_ORDER = ("q", "k", "v", "o", "gate", "up", "down", "bias of", "gain of")
+
+
+def _role(roles: Iterable[str]) -> str:
+    """The roles in words: "q, k, v"."""
+    ordered = sorted(roles, key=lambda role: (next((i for i, o in enumerate(_ORDER) if role == o), 99), role))
+    if len(ordered) > 1 and all(role.startswith("bias of ") for role in ordered):
+        return "bias of " + ", ".join(role.removeprefix("bias of ") for role in ordered)
+    return ", ".join(ordered)
+
+
+def _offset(place: Place, role: str) -> float:
+    """1 where the gains of a norm are kept as 1 + w."""
+    if not role.startswith("gain of"):
+        return 0.0
+    fact = "final_norm_offset" if place.level == "stack" else "norm_offset"
+    value = place.facts.get(fact, 0.0)
+    return value if isinstance(value, float) else 0.0
+
+
+def _sum(draws: Sequence[Draw]) -> Draw:
+    total = draws[0]
+    for each in draws[1:]:
+        total = total + each
+    return total
+
+
+def _differences(kind: str, role: str, groups: Sequence[_Group]) -> list[Difference]:
+    """Differences of one role over all its places."""
+    what = (
+        f"the fresh weights of {role}"
+        if kind in ("model", "stack")
+        else f"the {kind}'s fresh {_plural(role)}"
+    )
+    laws, means, scales, zeros = [], [], [], []
+    pooled = _shape_differs([g.a for g in groups], [g.b for g in groups])
+    for group in groups:
+        if group.a.is_constant != group.b.is_constant or _orthogonality_differs(group.a, group.b):
+            laws.append(group)
+        elif group.a.is_constant or _mean_differs(group):
+            if abs(group.a.mean + group.offsets[0] - group.b.mean - group.offsets[1]) > 1e-6:
+                means.append(group)
+        elif group.a.zero_rows != group.b.zero_rows and group.a.number == group.b.number:
+            zeros.append(group)
+        elif pooled:
+            laws.append(group)
+    apart = set(map(id, (*laws, *means)))
+    rest = [group for group in groups if id(group) not in apart or pooled]
+    scales = _scales_apart([g for g in rest if not (g.a.is_constant or g.b.is_constant)])
+    found = []
+    if laws:
+        found.append(_difference("init-law", laws, _law, f"The law of {what} is", what))
+    if means:
+        found.append(_difference("init-mean", means, _mean_of, f"The mean of {what} is", what))
+    if zeros:
+        rows = f"The number of rows of zeros in {what} is"
+        found.append(_difference("init-zeros", zeros, lambda draw: draw.zero_rows, rows, what))
+    if scales:
+        name = "init-scale" if _is_one_ratio(scales) else "init-depth"
+        said = f"The standard deviation of {what} is"
+        found.append(_difference(name, scales, lambda draw: draw.deviation, said, what))
+    return found
+
+
+def _plural(role: str) -> str:
+    return role if role.startswith(("bias", "gain", "scale")) else f"weights of {role}"
+
+
+def _mean_of(draw: Draw) -> float:
+    return draw.mean
+
+
+def _orthogonality_differs(a: Draw, b: Draw) -> bool:
+    if a.spread is None or b.spread is None:
+        return False
+    return (a.spread < _ORTHOGONAL) != (b.spread < _ORTHOGONAL)
+
+
+def _mean_differs(group: _Group) -> bool:
+    a, b = group.a, group.b
+    apart = abs(a.mean + group.offsets[0] - b.mean - group.offsets[1])
+    error = math.hypot(a.deviation / math.sqrt(a.number), b.deviation / math.sqrt(b.number))
+    return apart > max(LEAST_MEAN * max(a.deviation, b.deviation), SIGMAS * error)
+
+
+def _shape_differs(a: Sequence[Draw], b: Sequence[Draw]) -> bool:
+    """Whether the values over their deviation have another law, over all places together."""
+    a = [draw for draw in a if draw.deviation]
+    b = [draw for draw in b if draw.deviation]
+    if not a or not b:
+        return False
+    numbers = [sum(draw.number for draw in each) for each in (a, b)]
+    kurtosis = [
+        sum(draw.kurtosis * draw.number for draw in each) / n for each, n in zip((a, b), numbers, strict=True)
+    ]
+    error = math.sqrt(24 / numbers[0] + 24 / numbers[1]) * max(1.0, max(kurtosis) / 3) ** 2
+    if abs(kurtosis[0] - kurtosis[1]) > max(LEAST_KURTOSIS, SIGMAS * error):
+        return True
+    tails = [torch.cat([(d.sample - d.mean).abs() / d.deviation for d in each]) for each in (a, b)]
+    return _one_tail(*tails)
+
+
+def _one_tail(a: Tensor, b: Tensor) -> bool:
+    """Whether the largest values all come from one side, too often for chance."""
+    for x, y in ((a, b), (b, a)):
+        beyond = int((x > y.max()).sum())
+        share = len(x) / (len(x) + len(y))
+        if beyond * math.log(share) < math.log(LEAST_TAIL):
+            return True
+    return False
+
+
+def _log_ratio(group: _Group) -> tuple[float, float]:
+    """Logarithm of B's deviation over A's, and its standard error."""
+    a, b = group.a, group.b
+    error = math.sqrt(sum(max(d.kurtosis - 1, 0.1) / (4 * d.number) for d in (a, b)))
+    return math.log(b.deviation / a.deviation), error
+
+
+def _scales_apart(groups: Sequence[_Group]) -> list[_Group]:
+    """The places whose deviation differs: all where one ratio holds everywhere, else each by itself."""
+    if not groups:
+        return []
+    ratios = [_log_ratio(group) for group in groups]
+    weights = [1 / error**2 for _, error in ratios]
+    mean = sum(r * w for (r, _), w in zip(ratios, weights, strict=True)) / sum(weights)
+    error = 1 / math.sqrt(sum(weights))
+    alike = all(abs(r - mean) < max(SIGMAS * e, LEAST_RATIO) for r, e in ratios)
+    if alike:
+        return list(groups) if abs(mean) > max(LEAST_RATIO, SIGMAS * error) else []
+    return [g for g, (r, e) in zip(groups, ratios, strict=True) if abs(r) > max(LEAST_RATIO, SIGMAS * e)]
+
+
+def _is_one_ratio(groups: Sequence[_Group]) -> bool:
+    ratios = [_log_ratio(group) for group in groups]
+    middle = sorted(r for r, _ in ratios)[len(ratios) // 2]
+    return all(abs(r - middle) < max(SIGMAS * e, 2 * LEAST_RATIO) for r, e in ratios)
+
+
+def _difference(
+    name: str, groups: Sequence[_Group], value: Callable[[Draw], Any], beginning: str, what: str
+) -> Difference:
+    values = [[value(draw) for draw in side] for side in ([g.a for g in groups], [g.b for g in groups])]
+    a, b = (_common(each) for each in values)
+    evidence = [
+        f"Each side's values: {sum(g.a.number for g in groups)} and {sum(g.b.number for g in groups)}."
+    ]
+    if name in ("init-scale", "init-depth"):
+        ratios = [_log_ratio(group) for group in groups]
+        words = ", ".join(f"{math.exp(r):.3g} ± {e:.1g}" for r, e in ratios[:8])
+        evidence.append(f"B's deviation over A's, with its standard error, place by place: {words}.")
+    message = f"{beginning} {_in_words(a)} in A and {_in_words(b)} in B."
+    return Difference(Part.START, name, tuple(g.site for g in groups), a, b, message, tuple(evidence))
+
+
+def _common(values: Sequence[Any]) -> Any:
+    """One value where all are nearly one, else the list of them."""
+    if all(isinstance(v, float) for v in values):
+        low, high = min(values), max(values)
+        middle = sum(values) / len(values)
+        return middle if high - low <= 0.1 * max(abs(low), abs(high)) else list(values)
+    return values[0] if all(v == values[0] for v in values) else list(values)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list):
+        ends = [*value[:3], value[-1]] if len(value) > 4 else value
+        return ", ".join(map(_in_words, ends[:3])) + (f", …, {_in_words(ends[3])}" if len(value) > 4 else "")
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _law(draw: Draw) -> str:
+    """The law in words; its parameters are given where they say more than the deviation."""
+    if draw.is_constant:
+        return f"constant {draw.low:g}"
+    if draw.spread is not None and draw.spread < _ORTHOGONAL:
+        return "orthogonal"
+    z = (draw.sample - draw.mean).abs().max() / draw.deviation
+    excess = draw.kurtosis - 3
+    if excess < -1.05 and z < 1.85:
+        return "uniform"
+    if excess < -0.2 and z < 2.6:
+        return "truncated normal"
+    if z < 3.2 and draw.number > 20_000:
+        return f"cut off at {float(z):.2g} deviations"
+    return "normal" if abs(excess) < 0.4 else f"of kurtosis {draw.kurtosis:.2g}"

@@ -1,0 +1,238 @@
+"""Small decoders written in several ways, with one change each, and what a comparison says of two of them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normscope.compare.align import align
+from normscope.compare.structure import compare_structures, read_for_structure, structure_of
+from normscope.compare.types import Difference, Place
+from normscope.subjects import make_subject
+
+VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 67, 32, 4, 3, 24
+
+Init = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a decoder does; each field is one thing that a difference can be in."""
+
+    depth: int = DEPTH
+    heads: int = HEADS
+    eps: float = 1e-5
+    bias: bool = True
+    activation: str = "gelu"
+    scale: float | None = None
+    cap: float | None = None
+    rotary: str = ""
+    base: float = 10_000.0
+    window: int = 0
+    causal: bool = True
+    dropout: float = 0.0
+    tied: bool = True
+    final_norm: bool = True
+    embedding_scale: float = 1.0
+    positions: bool = True
+    branch_scale: float = 1.0
+    hidden: int = 4 * WIDTH
+    post: bool = False
+    rms: bool = False
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+def norm(o: Options) -> nn.Module:
+    return nn.RMSNorm(WIDTH, o.eps) if o.rms else nn.LayerNorm(WIDTH, o.eps)
+
+
+def turned(x: Tensor, o: Options) -> Tensor:
+    """Rotary positions on (B, H, T, K)."""
+    k = x.shape[-1]
+    angle = torch.arange(x.shape[-2])[:, None] * o.base ** (-torch.arange(0, k, 2) / k)
+    cos, sin = angle.cos(), angle.sin()
+    if o.rotary == "halves":
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def mask(t: int, o: Options) -> Tensor:
+    away = torch.arange(t)[:, None] - torch.arange(t)
+    seen = away >= 0 if o.causal else torch.ones(t, t, dtype=torch.bool)
+    return seen & (away < o.window) if o.window else seen
+
+
+class Attention(nn.Module):
+    """Separate maps and a softmax written out."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=o.bias) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=o.bias)
+        self.drop_weights, self.drop = nn.Dropout(o.dropout), nn.Dropout(o.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        o = self.o
+        q, k, v = (
+            f(x).unflatten(-1, (o.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
+        if o.rotary:
+            q, k = turned(q, o), turned(k, o)
+        scale = o.scale or q.shape[-1] ** -0.5
+        logits = q @ k.transpose(-1, -2) * scale
+        if o.cap:
+            logits = o.cap * torch.tanh(logits / o.cap)
+        logits = logits.masked_fill(~mask(x.shape[1], o), -math.inf)
+        y = self.drop_weights(logits.softmax(-1)) @ v
+        return self.drop(self.out(y.transpose(1, 2).flatten(2)))
+
+
+class FusedAttention(nn.Module):
+    """One map for q, k and v, the scale on the queries, PyTorch's attention where it can do the same."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o, self.attn_dropout = o, o.dropout
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=o.bias)
+        self.proj = nn.Linear(WIDTH, WIDTH, bias=o.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        o, (b, t, _) = self.o, x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, o.heads, -1).permute(2, 0, 3, 1, 4)
+        if o.rotary:
+            q, k = turned(q, o), turned(k, o)
+        scale = o.scale or q.shape[-1] ** -0.5
+        if o.cap:
+            logits = o.cap * torch.tanh((scale * q) @ k.mT / o.cap)
+            y = (logits + torch.where(mask(t, o), 0.0, -1e9)).softmax(-1) @ v
+        else:
+            p = self.attn_dropout if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask(t, o), scale=scale, dropout_p=p)
+        return F.dropout(self.proj(y.transpose(1, 2).reshape(b, t, -1)), o.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.up, self.down = nn.Linear(WIDTH, o.hidden, bias=o.bias), nn.Linear(o.hidden, WIDTH, bias=o.bias)
+        self.drop = nn.Dropout(o.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.down(ACTIVATIONS[self.o.activation](self.up(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, o: Options, attention: type[nn.Module] = Attention) -> None:
+        super().__init__()
+        self.o = o
+        self.ln1, self.ln2 = norm(o), norm(o)
+        self.attn, self.mlp = attention(o), FeedForward(o)
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.o.branch_scale
+        if self.o.post:
+            x = self.ln1(x + s * self.attn(x))
+            return self.ln2(x + s * self.mlp(x))
+        x = x + s * self.attn(self.ln1(x))
+        return x + s * self.mlp(self.ln2(x))
+
+
+class Plain(nn.Module):
+    """The decoder as most people write it."""
+
+    attention: type[nn.Module] = Attention
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(64, WIDTH) if o.positions else None
+        self.layers = nn.ModuleList(Block(o, self.attention) for _ in range(o.depth))
+        self.norm = norm(o) if o.final_norm else nn.Identity()
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if o.tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) * self.o.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1]))
+        x = F.dropout(x, self.o.dropout, self.training)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Fused(Plain):
+    """The same with fused projections."""
+
+    attention = FusedAttention
+
+
+class Flat(nn.Module):
+    """The same as a flat list of sublayers, with positions as a parameter and the head as a function."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.wte = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
+        self.wpe = nn.Parameter(torch.randn(1, 64, WIDTH)) if o.positions else None
+        self.norms = nn.ModuleList(norm(o) for _ in range(2 * o.depth))
+        self.sublayers = nn.ModuleList(
+            (FusedAttention if n % 2 == 0 else FeedForward)(o) for n in range(2 * o.depth)
+        )
+        self.ln_f = norm(o) if o.final_norm else None
+        self.unembed = None if o.tied else nn.Parameter(torch.randn(WIDTH, VOCABULARY))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = F.embedding(ids, self.wte)
+        x = self.o.embedding_scale * x if self.o.embedding_scale != 1 else x
+        if self.wpe is not None:
+            x = x + self.wpe[:, : ids.shape[1]]
+        x = F.dropout(x, self.o.dropout, self.training)
+        for sublayer, its_norm in zip(self.sublayers, self.norms, strict=True):
+            if self.o.post:
+                x = its_norm(torch.add(x, sublayer(x), alpha=self.o.branch_scale))
+            else:
+                x = torch.add(x, sublayer(its_norm(x)), alpha=self.o.branch_scale)
+        x = x if self.ln_f is None else self.ln_f(x)
+        return x @ (self.wte.T if self.unembed is None else self.unembed)
+
+
+WAYS: dict[str, type[nn.Module]] = {"plain": Plain, "fused": Fused, "flat": Flat}
+
+
+def batch() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, VOCABULARY, (2, LENGTH), generator=generator)
+
+
+def place_of(model: nn.Module, inputs: Any = None) -> Place:
+    subject = make_subject(model, batch() if inputs is None else inputs)
+    place = structure_of(subject, read_for_structure(subject))
+    assert "unread" not in place.facts, place.facts["unread"]
+    return place
+
+
+def made(way: str, options: Options, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return WAYS[way](options)
+
+
+def differences(a: nn.Module, b: nn.Module) -> tuple[Difference, ...]:
+    return compare_structures(align(place_of(a), place_of(b)))
