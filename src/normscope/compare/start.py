@@ -383,13 +383,16 @@ def _shape_differs(a: Sequence[Draw], b: Sequence[Draw]) -> bool:
     if abs(kurtosis[0] - kurtosis[1]) > max(LEAST_KURTOSIS, SIGMAS * error):
         return True
     tails = [torch.cat([(d.sample - d.mean).abs() / d.deviation for d in each]) for each in (a, b)]
-    return _one_tail(*tails)
+    return _one_tail(tails[0], tails[1], margin=1 + SIGMAS * max(_log_error(draw) for draw in (*a, *b)))
 
 
-def _one_tail(a: Tensor, b: Tensor) -> bool:
-    """Whether the largest values all come from one side, too often for chance."""
+def _one_tail(a: Tensor, b: Tensor, margin: float) -> bool:
+    """Whether the largest values all come from one side, too often for chance.
+
+    `margin` is for the error of the deviations: uniform laws have many values at their ends.
+    """
     for x, y in ((a, b), (b, a)):
-        beyond = int((x > y.max()).sum())
+        beyond = int((x > margin * y.max()).sum())
         share = len(x) / (len(x) + len(y))
         if beyond * math.log(share) < math.log(LEAST_TAIL):
             return True
@@ -399,8 +402,12 @@ def _one_tail(a: Tensor, b: Tensor) -> bool:
 def _log_ratio(group: _Group) -> tuple[float, float]:
     """Logarithm of B's deviation over A's, and its standard error."""
     a, b = group.a, group.b
-    error = math.sqrt(sum(max(d.kurtosis - 1, 0.1) / (4 * d.number) for d in (a, b)))
-    return math.log(b.deviation / a.deviation), error
+    return math.log(b.deviation / a.deviation), math.hypot(_log_error(a), _log_error(b))
+
+
+def _log_error(draw: Draw) -> float:
+    """Standard error of the logarithm of a deviation."""
+    return math.sqrt(max(draw.kurtosis - 1, 0.1) / (4 * draw.number))
 
 
 def _scales_apart(groups: Sequence[_Group]) -> list[_Group]:
