@@ -53,6 +53,9 @@ def test_every_difference_is_there(diff: Diff) -> None:
     assert [each["message"] for each in document["differences"]] == [
         each.message for each in diff.differences
     ]
+    assert [each["confirmed"] for each in document["differences"]] == [
+        each.confirmed for each in diff.differences
+    ]
     assert sum(part["num_differences"] for part in document["parts"]) == len(diff.differences)
     assert document["outcome"] == (
         "different"

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import handmade
 import pytest
 
-from normscope.compare.page import MOST_POINTS, render_html, walk_chart
+from normscope.compare.page import MOST_POINTS, condensed, render_html, walk_chart
 from normscope.compare.towers import Towers
 from normscope.compare.types import Diff, Part
 from normscope.compare.walked import walk_of
@@ -156,6 +156,8 @@ def test_rows_that_are_alike_are_folded_and_the_odd_one_is_not() -> None:
     assert [line.is_apart for line in lines] == [True, True, False]
     assert [line.is_first for line in lines] == [False, True, False]
     assert len(render_html(handmade.deep())) < 100_000
+    lines = Towers(handmade.one()).stacks[0].lines[1:-1]
+    assert [(line.short, line.is_first) for line in lines] == [("1–3", False), ("0", True)]
 
 
 def test_differences_of_the_embedding_stand_at_the_input() -> None:
@@ -221,6 +223,13 @@ def test_a_long_walk_is_condensed_without_losing_its_peak() -> None:
     assert chart is not None
     assert chart.about.endswith("the first that parts: 7777 of x.")
     assert max(len(path) for path in re.findall(r' d="([^"]*)"', str(chart.drawing))) < 30 * MOST_POINTS
+
+
+def test_a_stretch_shows_its_largest_value_and_nan_before_all() -> None:
+    nan = float("nan")
+    xs, ys = condensed([1.0, 3.0, 2.0, nan, 9.0, 1.0, None, None, None, None, 4.0], 3)
+    assert xs == [1.0, 4.0, 7.0, 10.0]
+    assert str(ys) == "[3.0, nan, None, 4.0]"
 
 
 def test_figures_of_another_kind_draw_nothing() -> None:

@@ -77,9 +77,9 @@ def walk_chart(diff: Diff) -> Picture | None:
     if not any(step.relative is not None for step in steps):
         return None
     width = max(1, -(-len(steps) // MOST_POINTS))
-    curves = [Curve("values", "c-ink", *_condensed([step.relative for step in steps], width))]
+    curves = [Curve("values", "c-ink", *condensed([step.relative for step in steps], width))]
     if any(step.gradient is not None for step in steps):
-        gradients = _condensed([step.gradient for step in steps], width)
+        gradients = condensed([step.gradient for step in steps], width)
         curves.append(Curve("gradients", "c-a", *gradients, dashed=True))
     tolerance = tolerance_of(diff)
     about = "Difference of the two, relative to their size, from the input on. Log axis."
@@ -103,7 +103,7 @@ def walk_chart(diff: Diff) -> Picture | None:
     return Picture("Where the two part", about + about_marks(curves), drawing)
 
 
-def _condensed(values: list[float | None], width: int) -> tuple[list[float], list[float | None]]:
+def condensed(values: list[float | None], width: int) -> tuple[list[float], list[float | None]]:
     """Number and value of the largest of each stretch of `width`."""
     xs: list[float] = []
     ys: list[float | None] = []

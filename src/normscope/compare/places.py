@@ -66,14 +66,14 @@ class Rows:
         return place.name if place is not None and place.name else f"stack {number}"
 
     def spot(self, a: str | None, b: str | None) -> Spot:
-        """Where a pair of sites lies: in A, else in B."""
+        """The spot of a pair of sites, found in A, else in B."""
         for site, known in ((a, self._known[0]), (b, self._known[1])):
             if site and (found := _find(site, known)) is not None:
                 return found
         return Spot()
 
     def spots(self, difference: Difference) -> list[Spot]:
-        """Where a difference is, without repetitions."""
+        """The spots of a difference, without repetitions."""
         return list(dict.fromkeys(self.spot(a, b) for a, b in difference.sites))
 
     @cached_property

@@ -31,8 +31,6 @@ from normscope.report.words import cost_in_words
 MOST = 12
 """Differences of a part that are listed."""
 COLOURS = {"same": "bold green", "different": "bold red", "not compared": "bold cyan"}
-_NARROW = 60
-"""Columns under which values always stand on lines of their own."""
 
 
 def print_diff(diff: Diff, console: Console | None = None) -> None:
@@ -71,7 +69,7 @@ def _difference(diff: Diff, each: Difference, width: int) -> Iterator[Renderable
     place, shown = Rows(diff.rows).fold(each), values(each)
     head = Text.assemble(("first: " if is_first else "", "bold red"), (each.name, "bold yellow"), "  ", place)
     beside = "" if shown is None else f"  A {shown[0]} · B {shown[1]}"
-    if shown is not None and width >= _NARROW and cell_len(head.plain + beside) + 2 <= width:
+    if shown is not None and cell_len(head.plain + beside) + 2 <= width:
         yield indented(Text.assemble(head, "  ", *_value("A", shown[0]), " · ", *_value("B", shown[1])), 2)
     else:
         yield indented(head, 2)
@@ -90,7 +88,7 @@ def _value(side: str, value: str) -> tuple[tuple[str, str], str, str]:
 
 
 def _rest(diff: Diff) -> Iterator[RenderableType]:
-    """What was compared without a difference, what was not compared, notes, cost."""
+    """Parts without a difference, parts that were not compared, notes, cost."""
     yield Text("")
     for each in diff.parts:
         if each.how != "not" and not diff.of(each.part):

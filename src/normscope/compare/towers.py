@@ -150,7 +150,7 @@ class Towers:
         return Tower(name if several else "", (output, *lines, start))
 
     def _look(self, row: Row) -> Any:
-        """What rows must share to be one line."""
+        """The properties that rows must share to be one line."""
         key = (row.stack, self._number(row))
         if key == self._first:
             return key

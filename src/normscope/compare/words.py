@@ -116,7 +116,7 @@ def in_order(diff: Diff, part: Part) -> list[Difference]:
 
 
 def confirmed(each: Difference) -> str:
-    """What became of the difference when it was undone; "" where that was not tried."""
+    """Sentence on whether undoing it made the difference vanish; "" where that was not tried."""
     return CONFIRMED[each.confirmed]
 
 
