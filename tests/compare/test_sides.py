@@ -176,7 +176,7 @@ def test_a_saved_report_is_a_side(tmp_path: Path) -> None:
         assert side.is_saved
         assert side.report()["verdict"] == report.verdict
         for method, *words in (("read", failing), ("run", failing), ("start", weights, (0,))):
-            with pytest.raises(NotGivenError, match="it is a report"):
+            with pytest.raises(NotGivenError, match="is a report"):
                 getattr(side, str(method))(*words)
 
 

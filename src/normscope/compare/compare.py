@@ -24,13 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from normscope.anatomy import Anatomy
+from normscope.compare.align import align
+from normscope.compare.differences import compare_structures
+from normscope.compare.function import compare as compare_functions
 from normscope.compare.outcome import Outcome
 from normscope.compare.side import NotGivenError, Settings, Side
 from normscope.compare.sides import Given, opened
+from normscope.compare.structure import structure_of, structure_of_report
 from normscope.compare.types import Compared, Diff, Pair, Part, Place
 from normscope.errors import UsageError, describe, suggest
 from normscope.interrupts import only_once
 from normscope.pipeline import versions
+from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 
 Progress = Callable[[str, int, int], None]
@@ -51,7 +57,21 @@ class DiffInterrupted(KeyboardInterrupt):
 
 @dataclass
 class Comparison:
-    """One comparison and its results so far; `result()` may be called at any time."""
+    """One comparison and its results so far; `result()` may be called at any time.
+
+    Attributes:
+        a, b: the two sides.
+        parts: the parts to compare, in order.
+        given: B's name → A's name of weights that are mapped by hand.
+        rtol: largest relative difference that counts as equal; None measures the rounding.
+        check: whether models are checked for the verdict part.
+        reraise: whether an error of a part is raised.
+        rows: the aligned structures.
+        unread: reasons why they could not be had.
+        outcomes: results of the parts so far.
+        notes: further facts that a reader must know.
+        cost: seconds by stage.
+    """
 
     a: Side
     b: Side
@@ -61,6 +81,7 @@ class Comparison:
     check: bool
     reraise: bool
     rows: Pair = NOTHING
+    unread: tuple[str, ...] = ()
     outcomes: dict[Part, Outcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
@@ -208,7 +229,7 @@ def _outcome(run: Comparison, part: Part) -> Outcome:
     except _NotError as reason:
         return Outcome(Compared(part, "not", reason.args))
     except NotGivenError as reason:
-        return Outcome(Compared(part, "not", (f"one of the two cannot be compared here: {reason}",)))
+        return Outcome(Compared(part, "not", (f"one of the two {reason}",)))
     except UsageError as error:
         if run.reraise:
             raise
@@ -225,14 +246,17 @@ class _NotError(Exception):
 
 def _of_both(run: Comparison, get: Callable[[Side], Any]) -> tuple[Any, Any]:
     """`get` of both sides; raises `_NotError` with the reason of each side that cannot give it."""
-    values, reasons = [], []
+    values: list[Any] = []
+    reasons: dict[str, str] = {}
     for name, side in (("A", run.a), ("B", run.b)):
         try:
             values.append(get(side))
         except NotGivenError as reason:
-            reasons.append(f"{name} ({side.spec}) cannot be compared here: {reason}")
+            reasons[name] = str(reason)
+    if len(reasons) == 2 and reasons["A"] == reasons["B"]:
+        raise _NotError(f"each of the two {reasons['A']}")
     if reasons:
-        raise _NotError(*reasons)
+        raise _NotError(*(f"{name} {reason}" for name, reason in reasons.items()))
     return values[0], values[1]
 
 
@@ -248,25 +272,31 @@ def _file(name: str) -> Any:
 
 def _align(run: Comparison) -> None:
     """Read both models, each once, and align their structures."""
-    try:
-        structure, align = _file("structure"), _file("align")
-    except _NotError:
-        return
 
     def place(side: Side) -> Place:
-        if side.is_saved:
-            return structure.structure_of_report(side.report())
-        return side.read(structure.structure_of)
+        if not side.is_saved:
+            found: Place = side.read(structure_of)
+            return found
+        if "anatomy" not in side.report():
+            raise NotGivenError("is the store of a run, without a structure")
+        return structure_of_report(side.report())
 
-    run.rows = align.align(place(run.a), place(run.b))
+    try:
+        run.rows = align(*_of_both(run, place))
+    except _NotError as reason:
+        run.unread = reason.args
 
 
 def _structure(run: Comparison) -> Outcome:
-    found = _file("differences").compare_structures(run.rows)
+    if run.unread:
+        raise _NotError(*run.unread)
+    found = compare_structures(run.rows)
     read = [(name, place) for name, place in (("A", run.rows.a), ("B", run.rows.b)) if place is not None]
     if not found and not any(place.parts for _, place in read):
         raise _NotError("no residual stream was read in A and B")
-    why = [f"{name}: {line}" for name, place in read for line in place.facts.get("unread") or ()]
+    saved = [name for name, side in (("A", run.a), ("B", run.b)) if side.is_saved]
+    why = [f"{' and '.join(saved)}: a report has few facts of its model's structure"] if saved else []
+    why += [f"{name}: {line}" for name, place in read for line in place.facts.get("unread") or ()]
     said = "" if found else "the same structure"
     return Outcome(Compared(Part.STRUCTURE, "partly" if why else "whole", tuple(why), said), found)
 
@@ -283,7 +313,7 @@ def _recipe(run: Comparison) -> Outcome:
     def get(side: Side) -> Any:
         found = recipe.recipe_of_report(side.report()) if side.is_saved else side.read(recipe.recipe_of)
         if found is None:
-            raise NotGivenError("it has no recipe; a factory that returns a normscope.Run has one")
+            raise NotGivenError("has no recipe; a factory that returns a normscope.Run has one")
         return found
 
     a, b = _of_both(run, get)
@@ -291,9 +321,12 @@ def _recipe(run: Comparison) -> Outcome:
 
 
 def _function(run: Comparison) -> Outcome:
-    if run.a.is_saved or run.b.is_saved:
-        _of_both(run, lambda side: side.run(type))
-    return _file("function").compare(run.a, run.b, run.rows, run.given, run.rtol)
+    _of_both(run, lambda side: side.run(_nothing))
+    return compare_functions(run.a, run.b, run.rows, run.given, run.rtol)
+
+
+def _nothing(subject: Subject, anatomy: Anatomy) -> None:
+    """Ask nothing of a side; one without weights says so."""
 
 
 def _verdict(run: Comparison) -> Outcome:

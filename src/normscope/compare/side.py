@@ -42,7 +42,7 @@ class Settings:
 
 
 class NotGivenError(Exception):
-    """A side cannot give what a part needs; the text is the reason, as "it is a report"."""
+    """A side cannot give what a part needs; the text goes on after its name: "is a report"."""
 
 
 class Side(Protocol):
@@ -124,7 +124,7 @@ class LiveSide:
     def start(self, work: Callable[..., Any], seeds: tuple[int, ...]) -> Any:
         self._require_values()
         if self._build is None:
-            raise NotGivenError("it was given as a module, which cannot be built again at other seeds")
+            raise NotGivenError("was given as a module, which cannot be built again at other seeds")
         with memory_refusals(self.spec):
             return work(self._build, self.anatomy, seeds)
 
@@ -137,7 +137,7 @@ class LiveSide:
 
     def _require_values(self) -> None:
         if fake_mode_of(self._subject.model) is not None:
-            raise NotGivenError("its weights do not fit into memory")
+            raise NotGivenError("has weights that do not fit into memory")
 
     def close(self) -> None:
         """Nothing is held outside of this process."""
@@ -164,13 +164,13 @@ class SavedSide:
         return self._report
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        raise NotGivenError("it is a report, without weights")
+        raise NotGivenError("is a report, without weights")
 
     def read(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        raise NotGivenError("it is a report, without a model")
+        raise NotGivenError("is a report, without a model")
 
     def start(self, work: Callable[..., Any], seeds: tuple[int, ...]) -> Any:
-        raise NotGivenError("it is a report, without weights")
+        raise NotGivenError("is a report, without weights")
 
     def close(self) -> None:
         """Nothing is held."""
