@@ -40,6 +40,7 @@ def test_options() -> None:
             {
                 "tensors": 4,
                 "parameters": 31,
+                "roles": {"matrices": 24, "biases": 7},
                 "lr": 1e-3,
                 "weight_decay": 0.01,
                 "betas": [0.9, 0.999],
@@ -51,6 +52,41 @@ def test_options() -> None:
         "AdamW, betas 0.9, 0.999: 4 tensors at 0.001, decay 0.01 · constant rate after a warm-up of 5 steps "
         "· clipped to 1 · 4 batches per step · float32"
     )
+
+
+class Decoder(nn.Module):
+    """One of every role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 4)
+        self.pos_emb = nn.Parameter(torch.zeros(1, 5, 4))
+        self.norm = nn.LayerNorm(4)
+        self.map = nn.Linear(4, 4)
+        self.gamma = nn.Parameter(torch.ones(4))
+        self.alpha = nn.Parameter(torch.zeros(()))
+        self.head = nn.Linear(4, 11)
+
+
+def test_roles_of_groups_and_of_what_no_optimizer_has() -> None:
+    model = Decoder()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [*model.norm.parameters(), model.map.bias, model.gamma]
+    adamw = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}])
+    data = valid(described(of_live([adamw], [], model), model))
+    assert [group["roles"] for group in data["optimizers"][0]["groups"]] == [
+        {"embeddings": 64, "matrices": 16, "head": 44},
+        {"biases": 4, "norm gains": 4, "norm biases": 4, "scales": 4},
+    ]
+    assert data["untrained"] == {"biases": 11, "scales": 1}
+
+
+def test_a_tied_head_is_an_embedding() -> None:
+    model = Decoder()
+    model.head.weight = model.tokens.weight
+    data = described(Recipe(), model)
+    assert data["optimizers"][0]["groups"][0]["roles"]["embeddings"] == 64
+    assert "head" not in data["optimizers"][0]["groups"][0]["roles"]
 
 
 def test_a_schedule_over_a_run() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from normscope.train.live import LiveOptimizers
 from normscope.train.optim import build_optimizers
 from normscope.train.recipe import OWN, Recipe
+from normscope.train.roles import ROLES, parameter_roles
 
 MOST_GROUPS = 3
 """Parameter groups of an optimizer that are listed; of more, only the ranges."""
@@ -18,9 +19,10 @@ def described(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     """Everything that a step of `recipe` does to `model`, as plain data for JSON.
 
     Keys: `own` (live objects of the user's, not options); `optimizers`, each with its class `name` and its
-    `groups`: the number of `tensors` and of `parameters`, the full `lr`, and `weight_decay`, `betas`, `eps`
-    and `momentum` where the group has them; `schedule`, `warmup` and `run_steps` in steps, `clip`,
-    `accumulation` in batches, `precision`.
+    `groups`: the number of `tensors` and of `parameters`, `roles` (role → number of parameters, see
+    `parameter_roles`), the full `lr`, and `weight_decay`, `betas`, `eps` and `momentum` where the group has
+    them; `untrained`, the roles of the parameters that no optimizer has; `schedule`, `warmup` and `run_steps`
+    in steps, `clip`, `accumulation` in batches, `precision`.
 
     Raises:
         UsageError: the optimizer cannot be built for this model, see `build_optimizers`.
@@ -29,18 +31,22 @@ def described(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     optimizers: Sequence[Any] = build_optimizers(model, recipe) if live is None else live.optimizers
     rates = iter(() if live is None else live.full_rates)
     scale = 1.0 if live is None or recipe.lr == live.lr else recipe.lr / live.lr
+    roles = parameter_roles(model if live is None else live.model)
+    taken = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    left = [p for p in (model if live is None else live.model).parameters() if id(p) not in taken]
     return {
         "own": live is not None,
         "optimizers": [
             {
                 "name": type(optimizer).__name__,
                 "groups": [
-                    _group(group, group["lr"] if live is None else scale * next(rates), recipe)
+                    _group(group, group["lr"] if live is None else scale * next(rates), recipe, roles)
                     for group in optimizer.param_groups
                 ],
             }
             for optimizer in optimizers
         ],
+        "untrained": _counted(left, roles),
         "schedule": _schedule(recipe, live),
         "warmup": recipe.warmup,
         "run_steps": recipe.run_steps,
@@ -50,12 +56,26 @@ def described(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _group(group: Mapping[str, Any], lr: float, recipe: Recipe) -> dict[str, Any]:
+def _group(group: Mapping[str, Any], lr: float, recipe: Recipe, roles: Mapping[int, str]) -> dict[str, Any]:
     found = {name: _number(group[name]) for name in _OF_GROUP if name in group} | {"lr": float(lr)}
     if "betas" in found and "eps" in found and recipe.eps is not None:
         found["eps"] = recipe.eps
     sizes = [parameter.numel() for parameter in group["params"]]
-    return {"tensors": len(sizes), "parameters": sum(sizes), **found}
+    return {
+        "tensors": len(sizes),
+        "parameters": sum(sizes),
+        "roles": _counted(group["params"], roles),
+        **found,
+    }
+
+
+def _counted(parameters: Sequence[nn.Parameter], roles: Mapping[int, str]) -> dict[str, int]:
+    """Number of parameters by role."""
+    counts = dict.fromkeys(ROLES, 0)
+    for parameter in parameters:
+        if id(parameter) in roles:
+            counts[roles[id(parameter)]] += parameter.numel()
+    return {role: number for role, number in counts.items() if number}
 
 
 def _number(value: Any) -> Any:

@@ -127,7 +127,7 @@ class LiveOptimizers:
         A warm-up that ends after the last row of `rates` is continued linearly.
         """
         first, peak, last = 0.0, 0.0, 0
-        for step, factor in enumerate(self._factors()):
+        for step, factor in enumerate(self.factors()):
             first = factor if step == 0 else first
             if factor > peak:
                 peak, last = factor, step
@@ -139,7 +139,7 @@ class LiveOptimizers:
             return round((last + 1) / peak)
         return last + 1
 
-    def _factors(self) -> Iterator[float]:
+    def factors(self) -> Iterator[float]:
         """Largest share of its full learning rate that any group has, by step, as far as it is known."""
         full = self.full_rates
         if self.rates:
