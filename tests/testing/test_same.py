@@ -1,12 +1,15 @@
 """`assert_same_model`: what passes, what fails with which message, and that the models stay."""
 
+import contextlib
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
 import normscope
+from normscope.compare import Compared, Part
 from normscope.testing import assert_same_model
 
 FED = {"batch_size": 1, "seq_len": 8}
@@ -42,17 +45,23 @@ def test_the_error_is_the_comparison() -> None:
 
 
 def test_a_tolerance_passes_what_differs_less() -> None:
-    model = decoder()
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        next(other.parameters()).mul_(1 + 1e-6)
-    assert_same_model(model, other, rtol=1e-3, parts="function", **FED)
+    one, other = decoder(eps=1e-5), decoder(eps=1.001e-5)
+    with pytest.raises(AssertionError):
+        assert_same_model(one, other, parts="function", **FED)
+    assert_same_model(one, other, rtol=1e-3, parts="function", **FED)
 
 
-def test_functions_that_cannot_be_compared_fail_unless_they_are_left_out() -> None:
-    with pytest.raises(AssertionError, match="not compared"):
-        assert_same_model(decoder(), nn.Linear(8, 8), parts="function", **FED)
-    assert_same_model(decoder(), decoder(), parts="structure", **FED)
+def test_functions_that_cannot_be_compared_fail_unless_they_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = normscope.diff(decoder(), decoder(), parts="structure", **FED)
+    assert found.parts[0].how == "whole"
+    missing = Compared(Part.FUNCTION, "not", ("no weight can be mapped",))
+    both = dataclasses.replace(found, parts=(*found.parts, missing))
+    for each, passes in ((found, True), (both, False)):
+        monkeypatch.setattr(normscope, "diff", lambda *models, each=each, **options: each, raising=False)
+        with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match="can be mapped"):
+            assert_same_model(decoder(), decoder())
 
 
 def test_both_models_stay_as_they_were() -> None:
