@@ -8,16 +8,20 @@ given    B with its own weights, where both sides hold given ones               
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from normscope.compare.feed import Fed, shortened
+from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, map_weights
+from normscope.compare.mapping.changes import Change, agreement, changes
 from normscope.compare.outcome import Outcome
 from normscope.compare.parting import RANDOM, Compared, Walked, noise_of, walked
+from normscope.compare.reasons import scenes as reasons
+from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, search
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
 from normscope.compare.twins import (
@@ -34,6 +38,7 @@ from normscope.compare.types import Difference, Pair, Part, Patch, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 
 _SEED = 1
+_MOSTLY = 0.5
 
 
 def compare(
@@ -91,30 +96,77 @@ class _Function:
     pair: Pair
     given: Mapping[str, str]
     rtol: float | None
+    said: str = ""
     notes: list[str] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
 
     def run(self) -> Outcome:
         """The whole part."""
-        opened = [_open(side) for side in (self.a, self.b)]
-        first, second = opened
-        holdings = without_constants(first.holdings)
+        first, second = (_open(side) for side in (self.a, self.b))
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
-        self.weights = map_weights(holdings, second.holdings, self.rows, self.given)
+        own = map_weights(first.holdings, second.holdings, self.rows, self.given)
+        generic = without_constants(first.holdings)
+        self.weights = map_weights(generic, second.holdings, self.rows, self.given)
         walkers = self._fed(first, second)
         if walkers is None:
             return self._outcome(None)
-        one, two = walkers
-        one.weights = {held.name: held.value for held in holdings.held}
-        two.weights = self.weights.values
-        self.one, self.two = one, two
+        self.one, self.two = walkers
+        self.one.weights = {held.name: held.value for held in generic.held}
+        self.two.weights = self.weights.values
         self._say_unmapped()
-        steps_a, steps_b = one.walk(), two.walk()
+        if self._hold_given(own) and (found := self._as_they_stand(own)) is not None:
+            return self._outcome(found)
+        steps_a, steps_b = self.one.walk(), self.two.walk()
         self.noise = self._rounding(steps_a, steps_b)
         found = self._compared(steps_a, steps_b)
-        self._judge(found)
+        self._judge(found, steps_a)
         return self._outcome(found)
+
+    # Given weights
+
+    def _hold_given(self, own: Weights) -> bool:
+        """Whether both sides hold given weights, or modules whose weights are mostly the same."""
+        known = (self.one.opened.holdings.is_given, self.two.opened.holdings.is_given)
+        if None not in known:
+            return all(known)
+        return False not in known and agreement(own, self.two.opened.holdings) >= _MOSTLY
+
+    def _as_they_stand(self, own: Weights) -> Walked | None:
+        """Both with their own weights: the walk where they are the same function; else what B's weights have
+        that A's lack, and None.
+        """
+        steps_a, steps_b = self.one.walk(own=True), self.two.walk(own=True)
+        self.noise = {}
+        shaken = self.one.walk(own=True, shaken=True, seed=_SEED)
+        self.noise = noise_of(steps_a, shaken, self.one.real)
+        found = self._compared(steps_a, steps_b)
+        if found.first is None and found.first_gradient is None:
+            self.said = "as they stand"
+            return found
+        holdings = self.two.opened.holdings
+        for group in _alike(changes(own, holdings, _head_widths(holdings, steps_b))):
+            sites = tuple(
+                (
+                    self._site_at(self.rows.to_a.get(each.at, each.at), self.one),
+                    self._site_at(each.at, self.two),
+                )
+                for each in group
+            )
+            first = group[0]
+            more = f" So do {len(group) - 1} more weights." if len(group) > 1 else ""
+            self.differences.append(
+                Difference(
+                    Part.FUNCTION,
+                    first.name,
+                    tuple(dict.fromkeys(sites)),
+                    first.a,
+                    first.b,
+                    first.message + more,
+                    evidence=("Both hold given weights, which were compared after mapping.",),
+                )
+            )
+        return None
 
     # Feeding
 
@@ -182,12 +234,62 @@ class _Function:
 
     # Judging
 
-    def _judge(self, found: Walked) -> None:
+    def _judge(self, found: Walked, steps_a: tuple[Step, ...]) -> None:
         first = found.first
         if first is not None:
-            self.differences.append(self._parting(first, "value"))
-        elif (gradient := found.first_gradient) is not None:
-            self.differences.append(self._parting(gradient, "gradient"))
+            result = self._search(found, steps_a)
+            for group in grouped(result.found):
+                self.differences.append(self._because(group))
+            if not result.found:
+                self.differences.append(self._parting(first, "value"))
+            if not result.is_explained:
+                self.notes.append("The reasons that were found do not explain the whole difference.")
+                return
+            self.notes.append("With these differences undone in B, the rest of the forward is the same.")
+            found = self._compared(steps_a, tuple(result.steps))
+        if found.first_gradient is not None:
+            self.differences.append(self._parting(found.first_gradient, "gradient"))
+
+    def _search(self, found: Walked, steps_a: tuple[Step, ...]) -> Search:
+        one, two = self.one, self.two
+        assert one.weights is not None
+        assert two.weights is not None
+        parameters = {held.name: held.value for held in two.opened.holdings.held} | dict(two.weights)
+        return search(
+            reasons.Walked(one.opened.map, steps_a, one.weights),
+            two.opened.map,
+            parameters,
+            lambda patches: two.walk(tuple(patches), gradients=False),
+            self.rows.to_a,
+            tolerance=max(found.tolerance, 1e-12),
+            gradients=lambda patches: two.walk(tuple(patches)),
+        )
+
+    def _because(self, group: Sequence[Found]) -> Difference:
+        """The difference of one reason at one place or many."""
+        reason = group[0].reason
+        sites = tuple((self._site_at(each.a, self.one), self._site_at(each.b, self.two)) for each in group)
+        amount = max(each.relative for each in group)
+        where = name_of_step(reason.step)
+        evidence = [f"The two part at {where}, by {_figure(amount)} of its largest value."]
+        known = [each.is_confirmed for each in group]
+        if any(known):
+            evidence.append("The difference vanishes where this is undone in B.")
+        evidence += reason.others
+        confirmed = None if all(each is None for each in known) else all(each is not False for each in known)
+        name = "function" if reason.name == UNKNOWN else reason.name
+        is_first = not any(each.is_first for each in self.differences)
+        return Difference(
+            Part.FUNCTION,
+            name,
+            sites,
+            reason.a,
+            reason.b,
+            reason.message,
+            tuple(evidence),
+            confirmed,
+            is_first,
+        )
 
     def _parting(self, at: Compared, what: str) -> Difference:
         name = name_of_step(at.key[3])
@@ -208,14 +310,18 @@ class _Function:
     def _site(self, step: Step | None, walker: _Walker) -> str | None:
         if step is None:
             return None
-        s, i, n, _ = step.key
+        is_norm = step.key[1] == OUTSIDE and step.key[0] != OUTSIDE
+        return step.site if is_norm else self._site_at(step.key[:3], walker)
+
+    def _site_at(self, at: tuple[int, int, int], walker: _Walker) -> str:
+        """Name of a branch, a block or a stack; "" is the model."""
+        s, i, n = at
         if s == OUTSIDE:
             return ""
         stack = walker.opened.holdings.anatomy.stacks[s]
         if i == OUTSIDE:
-            return step.site
-        block = stack.blocks[i]
-        return block.site if n == OUTSIDE else block.branches[n].site
+            return stack.name
+        return stack.blocks[i].site if n == OUTSIDE else stack.blocks[i].branches[n].site
 
     # Result
 
@@ -227,7 +333,8 @@ class _Function:
             message = self.differences[0].message
             said = f"not the same function: {message[:1].lower()}{message[1:]}"
         else:
-            said = f"the same function to {_figure(largest)}"
+            stand = f" {self.said}" if self.said else ""
+            said = f"the same function to {_figure(largest)}{stand}"
         figures = {
             "largest": largest,
             "largest_gradient": found.largest_gradient,
@@ -258,6 +365,20 @@ def _open(side: Side) -> Opened:
         side.start(build_exactly, (_SEED,))
     opened: Opened = side.run(open_twin)
     return opened
+
+
+def _alike(found: Iterable[Change]) -> list[list[Change]]:
+    """Changes of one kind in one role, together."""
+    groups: dict[tuple[Any, ...], list[Change]] = {}
+    for each in found:
+        groups.setdefault((each.name, each.role, str(each.a), str(each.b)), []).append(each)
+    return list(groups.values())
+
+
+def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, int, int], int]:
+    """Width of the heads of each attention."""
+    operands = [step for step in steps if step.key[3] == "query" and step.value is not None]
+    return {step.key[:3]: step.value.shape[-1] for step in operands if step.value is not None}
 
 
 def _largest_id(parts: Mapping[str, Tensor]) -> int:

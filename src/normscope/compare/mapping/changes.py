@@ -1,0 +1,197 @@
+"""Weights that a conversion changed: how B's own weight differs from A's in B's layout."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.compare.holdings import At, Held, Holdings, Piece
+from normscope.compare.types import Weights
+
+_EQUAL = 1e-6
+_HALF = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Change:
+    """One part of a weight of B that is not A's.
+
+    Attributes:
+        name: name of the difference, a key of `NAMES`.
+        weight: parameter of B.
+        source: parameter of A.
+        at, role: place of the part in B, and its role.
+        a, b: the two as plain data.
+        message: a sentence.
+    """
+
+    name: str
+    weight: str
+    source: str
+    at: At
+    role: str
+    a: object
+    b: object
+    message: str
+
+
+def changes(own: Weights, b: Holdings, heads: Mapping[At, int] | None = None) -> Iterator[Change]:
+    """The changes of all mapped weights, in B's order.
+
+    Args:
+        own: A's own weights in B's layout.
+        b: B with its own weights.
+        heads: branch of B → width of its heads, by which a permutation is recognised.
+    """
+    for held in b.held:
+        expected = own.values.get(held.name)
+        sources = own.made_from.get(held.name, ((), ""))[0]
+        if expected is None or not sources or expected.shape != held.value.shape:
+            continue
+        if _is_close(expected, held.value):
+            continue
+        if len(held.pieces) <= 1 or held.pieces[0].elements.numel() == held.value.numel():
+            yield _change(
+                expected, held.value, held, held.pieces[0] if held.pieces else None, sources[0], heads or {}
+            )
+            continue
+        parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
+        for piece, part in parts:
+            mine = held.value.flatten()[piece.elements]
+            if _is_close(part, mine):
+                continue
+            swapped = next((p for p, other in parts if p is not piece and _is_close(other, mine)), None)
+            if swapped is not None:
+                message = (
+                    f'The "{piece.slot.role}" of {held.name} has the values of A\'s "{swapped.slot.role}".'
+                )
+                at, role = piece.slot.at, piece.slot.role
+                yield Change(
+                    "weights-order", held.name, sources[0], at, role, role, swapped.slot.role, message
+                )
+            else:
+                yield _change(part, mine, held, piece, sources[0], heads or {})
+
+
+def agreement(own: Weights, b: Holdings) -> float:
+    """Share of B's mapped matrices that have A's values, up to a small change."""
+    matrices = [h for h in b.held if h.value.ndim > 1 and h.name in own.values]
+    alike = [h for h in matrices if _likeness(own.values[h.name], h.value) > 0.9]
+    return len(alike) / len(matrices) if matrices else 0.0
+
+
+def _likeness(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return 0.0
+    whole = float(a.norm() * b.norm())
+    return float((a * b).sum()) / whole if whole > 0 else float(torch.equal(a, b))
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return _off(a, b) < _EQUAL
+
+
+def _off(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return 1.0
+    largest = max(float(a.abs().max()), float(b.abs().max())) if a.numel() else 0.0
+    return float((a - b).abs().max()) / largest if largest else 0.0
+
+
+def _change(
+    a: Tensor, b: Tensor, held: Held, piece: Piece | None, source: str, heads: Mapping[At, int]
+) -> Change:
+    at, role = ((-1, -1, -1), "") if piece is None else (piece.slot.at, piece.slot.role)
+    part = (
+        held.name
+        if piece is None or piece.elements.numel() == held.value.numel()
+        else f"{role} of {held.name}"
+    )
+
+    def change(name: str, left: object, right: object, words: str) -> Change:
+        return Change(name, held.name, source, at, role, left, right, f"B's {part} is A's {source} {words}.")
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if _off(a, b) < _HALF and torch.equal(a.to(dtype).double(), b):
+            return change(
+                "weights-rounded", None, str(dtype).removeprefix("torch."), f"rounded to {_plain(dtype)}"
+            )
+    if not bool(b.any()):
+        return Change(
+            "weights", held.name, source, at, role, None, 0.0, f"B's {part} is zero, A's {source} is not."
+        )
+    shift = float((b - a).mean())
+    if _is_close(a + shift, b):
+        words = f"{'plus' if shift > 0 else 'minus'} {abs(shift):.6g}"
+        return change("weights-shifted", 0.0, _short(shift), words)
+    square = float((a * a).sum())
+    scale = float((a * b).sum()) / square if square else 0.0
+    if scale and _is_close(scale * a, b):
+        return change("weights-scaled", 1.0, _short(scale), f"times {scale:.6g}")
+    if a.ndim == 2 and a.shape[0] == a.shape[1] and _is_close(a.mT, b):
+        return change("weights-transposed", "as it is", "transposed", "transposed")
+    for axis, word in ((0, "rows"), (1, "columns")):
+        if axis < a.ndim and (order := _order(a, b, axis)) is not None:
+            what = _described(order, heads.get(at, 0))
+            return change("weights-order", "as it is", what, f"with its {word} in another order: {what}")
+    words = f"{100 * _off(a, b):.2g} % of the largest entry"
+    return Change(
+        "weights",
+        held.name,
+        source,
+        at,
+        role,
+        None,
+        None,
+        f"B's {part} differs from A's {source} by {words}.",
+    )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _order(a: Tensor, b: Tensor, axis: int) -> Tensor | None:
+    """The order of A's rows in B; None where B's rows are not A's."""
+    first, second = (each.movedim(axis, 0).reshape(each.shape[axis], -1) for each in (a, b))
+    probe = torch.randn(first.shape[1], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    keys_a, keys_b = first @ probe, second @ probe
+    sorted_a, order_a = keys_a.sort()
+    sorted_b, order_b = keys_b.sort()
+    if not _is_close(sorted_a, sorted_b):
+        return None
+    order = torch.empty_like(order_a)
+    order[order_b] = order_a
+    return order if _is_close(first[order], second) else None
+
+
+def _described(order: Tensor, width: int) -> str:
+    """A permutation in words, where it is one that conversions make."""
+    n = len(order)
+    if width > 1 and n % width == 0:
+        inside = torch.arange(width)
+        halves = inside.reshape(2, -1).T.flatten() if width % 2 == 0 else inside
+        for name, each in (
+            ("the halves of each head interleaved", halves),
+            ("the pairs of each head split into halves", halves.argsort()),
+        ):
+            whole = (torch.arange(0, n, width)[:, None] + each).flatten()
+            if torch.equal(order, whole):
+                return name
+        blocks = order.reshape(-1, width)
+        if torch.equal(blocks - blocks[:, :1], inside.expand_as(blocks)) and bool(
+            (blocks[:, 0] % width == 0).all()
+        ):
+            return "the heads in another order"
+        turned = torch.arange(n).reshape(-1, width).T.flatten()
+        if torch.equal(order, turned) or torch.equal(order, turned.argsort()):
+            return "heads and their features exchanged"
+    if torch.equal(order, torch.arange(n).flip(0)):
+        return "reversed"
+    moved = int((order != torch.arange(n)).sum())
+    return f"{moved} of {n} moved"
