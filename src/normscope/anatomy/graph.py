@@ -26,7 +26,7 @@ Axis = tuple[tuple[str, int], ...]
 Origin = Literal["op", "parameter", "buffer", "input", "constant"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Op:
     """One ATen op; `args` and `kwargs` hold `Value`s instead of tensors. `virtual` ops were written by the
     recorder (aliases, the product inside addcmul) and have no site.
@@ -60,7 +60,7 @@ class Op:
         return self.site(-1 - index - self.virtual)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Value:
     """One tensor at one moment.
 
