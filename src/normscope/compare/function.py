@@ -256,8 +256,8 @@ class _Function:
         assert two.weights is not None
         parameters = {held.name: held.value for held in two.opened.holdings.held} | dict(two.weights)
         return search(
-            reasons.Walked(one.opened.map, steps_a, one.weights),
-            two.opened.map,
+            reasons.Walked(reasons.map_of(one.opened.holdings), steps_a, one.weights),
+            reasons.map_of(two.opened.holdings),
             parameters,
             lambda patches: two.walk(tuple(patches), gradients=False),
             self.rows.to_a,

@@ -13,7 +13,6 @@ from normscope.anatomy import Anatomy
 from normscope.compare.exact import exact
 from normscope.compare.feed import Fed, batch_with, parts_of
 from normscope.compare.holdings import Holdings, holdings_of
-from normscope.compare.reasons.scenes import Map, map_of
 from normscope.compare.types import Patch, Step
 from normscope.compare.walk import Twin, twin_of
 from normscope.subjects.subject import Subject
@@ -36,13 +35,11 @@ class Opened:
         holdings: its parameters.
         parts: tensors of its batch, by role.
         vocabulary: number of its token embeddings, None without a table.
-        map: where its steps are, for the reasons.
     """
 
     holdings: Holdings
     parts: dict[str, Tensor]
     vocabulary: int | None
-    map: Map
 
 
 def build_exactly(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Sequence[int]) -> bool:
@@ -65,7 +62,7 @@ def open_twin(subject: Subject, anatomy: Anatomy) -> Opened:
     tables = (p for held in holdings.held for p in held.pieces if p.slot.role == "embedding")
     table = next(tables, None)
     vocabulary = None if table is None else int(table.elements.shape[0])
-    return Opened(holdings, parts_of(subject), vocabulary, map_of(twin))
+    return Opened(holdings, parts_of(subject), vocabulary)
 
 
 def feed_twin(subject: Subject, anatomy: Anatomy, parts: Mapping[str, Tensor]) -> Fed:
