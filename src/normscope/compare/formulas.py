@@ -179,11 +179,12 @@ def attend(
     return logits if visible is None else hide(logits, visible=visible)
 
 
-def softmax(y: Tensor, logits: Tensor, *, extra: float | None = None) -> Tensor:
+def softmax(y: Tensor, logits: Tensor, *, extra: float | Tensor | None = None) -> Tensor:
     """softmax over the keys; with `extra` as the logit of one more key without a value."""
     if extra is None:
         return logits.softmax(-1)
-    more = torch.cat([logits, torch.full_like(logits[..., :1], extra)], -1)
+    last = torch.zeros_like(logits[..., :1]) + (extra.to(logits) if isinstance(extra, Tensor) else extra)
+    more = torch.cat([logits, last], -1)
     return more.softmax(-1)[..., :-1]
 
 

@@ -65,7 +65,7 @@ class Formula:
     @property
     def is_own(self) -> bool:
         """Whether it is a function of the replaced tensor alone."""
-        return not self.sources
+        return all(site == self.site for site in self.sources)
 
     def value(self, y: Tensor, sources: Sequence[Tensor], arguments: Mapping[str, Any]) -> Tensor:
         """The tensor that replaces y, in y's own shape."""
@@ -264,7 +264,10 @@ class _Inside:
         index, formula = job
         if formula.name == "set":
             self.applied.before.setdefault(formula.site, tensor.detach())
-        found = [self.applied.replaced.get(site, self.sources.get(site)) for site in formula.sources]
+        found = [
+            tensor if site == formula.site else self.applied.replaced.get(site, self.sources.get(site))
+            for site in formula.sources
+        ]
         if any(source is None for source in found):
             return None
         parameters = {name: self.parameters[path] for name, path in formula.parameters.items()}
@@ -360,20 +363,25 @@ class _Functions(TorchFunctionMode):
         inside = self.inside
         hits, inside.hits = inside.hits, []
         given = {id(leaf) for leaf in tensors_in((args, kwargs))}
-        for hit in reversed(hits):  # of several at one tensor, the last formula's derivative comes first
-            if hit.job[1].is_own:
-                self._hook(hit)
+        chains: dict[int, list[_Hit]] = defaultdict(list)
         for hit in hits:
-            leaf = next((each for each in tensors_in(result) if _is_same(each, hit.output)), None)
-            if hit.job[1].is_own:
+            chains[id(hit.output)].append(hit)
+        for chain in chains.values():
+            firsts = [n for n, hit in enumerate(chain) if not hit.job[1].is_own]
+            if not firsts:
+                for hit in reversed(chain):  # the last formula's derivative comes first
+                    self._hook(hit)
                 continue
+            leaf = next((each for each in tensors_in(result) if _is_same(each, chain[0].output)), None)
             if leaf is None or id(leaf) in given or not torch.is_grad_enabled():
-                inside.applied.rough.add(hit.job[0])
+                inside.applied.rough |= {hit.job[0] for hit in chain}
                 continue
             with _disable_current_modes():
-                value = inside.value(hit.job, hit.before)
+                value: Tensor | None = chain[firsts[-1]].before
+                for hit in chain[firsts[-1] :]:
+                    value = None if value is None else inside.value(hit.job, value)
                 if value is not None:
-                    inside.applied.replaced[hit.job[1].site] = value
+                    inside.applied.replaced[chain[0].job[1].site] = value
                     result = _exchanged(result, leaf, value.reshape(leaf.shape))
         return result
 

@@ -1,6 +1,7 @@
 """Ways into the first block and out of the last: scale of the embedding, positions, final norm, head."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.mixing import dropped
-from normscope.compare.reasons.norms import parameters_of
+from normscope.compare.reasons.norms import fitted_norm, parameters_of
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -45,6 +46,7 @@ def embedding(scene: Scene) -> Reasons:
         return
     a, b = _read(scene.a), _read(scene.b)
     if a is None or b is None:
+        yield from _normed(scene, a)
         return
     if isinstance(a, float) or isinstance(b, float):
         words = [f"rate {figure(each)}" if isinstance(each, float) else "none" for each in (a, b)]
@@ -63,6 +65,28 @@ def embedding(scene: Scene) -> Reasons:
         message = tell("The factor on the token embeddings", *(_root(scene, each.times) for each in (a, b)))
         yield reason("embedding-scale", a.times, b.times, message, by=a.times)
     yield from _positions(a, b, reason)
+
+
+def _normed(scene: Scene, a: Embedded | float | None) -> Reasons:
+    """A norm after the embedding that one side lacks."""
+    (left,), (right,) = scene.both("entry") or ((None,), (None,))
+    if left is None or right is None or left.shape != right.shape:
+        return
+    for x, y, normed in ((left, right, "B"), (right, left, "A")):
+        for kind, eps in product(("layernorm", "rmsnorm"), (1e-5, 1e-6, 1e-12, 1e-8, 0.0)):
+            fitted = fitted_norm(x, y, kind, eps)
+            if fitted is None:
+                continue
+            words = ("none", kind) if normed == "B" else (kind, "none")
+            message = tell("The norm after the embeddings", *words)
+            patches: tuple[Patch, ...] = ()
+            if normed == "A":
+                patches = scene.b.patch("entry", "norm_of_itself", **fitted)
+            elif isinstance(a, Embedded):
+                what = 0.0 if a.positions is None else a.positions
+                patches = scene.b.patch("entry", "affine", ("embedding",), by=a.times, what=what)
+            yield Reason("embedding-norm", "entry", words[0], words[1], message, patches)
+            return
 
 
 def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:

@@ -5,7 +5,17 @@ from torch import Tensor
 
 from normscope.compare.formulas import merge_heads, softmax
 from normscope.compare.reasons.operands import _order, _split_sentence, read_operand
-from normscope.compare.reasons.scene import FITS, Half, Reason, Reasons, Scene, distance, figure, tell
+from normscope.compare.reasons.scene import (
+    FITS,
+    Half,
+    Reason,
+    Reasons,
+    Scene,
+    distance,
+    figure,
+    residual,
+    tell,
+)
 
 
 def reasons(scene: Scene) -> Reasons:
@@ -20,7 +30,7 @@ def reasons(scene: Scene) -> Reasons:
 
 def _softmax(scene: Scene) -> Reasons:
     a, b = _described(scene.a), _described(scene.b)
-    if a is None or b is None or a == b:
+    if a is None or b is None or _is_alike(a, b):
         return
     if "dropout" in (a[0], b[0]):
         rates = [f"dropout at rate {figure(each[1])}" if each[0] == "dropout" else "none" for each in (a, b)]
@@ -31,22 +41,52 @@ def _softmax(scene: Scene) -> Reasons:
         yield Reason("dropout-left-on", "probabilities", rates[0], rates[1], message, patches)
         return
     words = [_words(each) for each in (a, b)]
-    patches = scene.b.patch("probabilities", "softmax", ("logits",), extra=a[1] if a[0] == "extra" else None)
+    num_keys = scene.b.steps["logits"].shape[-1]
+    if b[0] == "extra" and isinstance(b[1], Tensor):  # the key is in B's logits
+        if isinstance(a[1], Tensor):
+            put = torch.cat([torch.zeros(num_keys - 1).to(a[1]), torch.ones(1).to(a[1])])
+            patches = scene.b.patch("logits", "add", what=put * (a[1] - b[1]))
+        else:
+            patches = scene.b.patch("logits", "hide", visible=(torch.arange(num_keys) < num_keys - 1)[None])
+    else:
+        extra = a[1] if a[0] == "extra" else None
+        patches = scene.b.patch("probabilities", "softmax", ("logits",), extra=extra)
     message = tell("The function of the attention's logits", *words)
     yield Reason("softmax", "probabilities", words[0], words[1], message, patches)
 
 
-def _words(found: tuple[str, float]) -> str:
+_Softmax = tuple[str, float | Tensor]
+
+
+def _is_alike(a: _Softmax, b: _Softmax) -> bool:
+    if a[0] != b[0]:
+        return False
+    return distance(*(torch.as_tensor(each[1], dtype=torch.float64).flatten() for each in (a, b))) < FITS
+
+
+def _words(found: _Softmax) -> str:
+    if (
+        isinstance(found[1], Tensor)
+        and found[1].numel() > 1
+        and bool((found[1] != found[1].flatten()[0]).any())
+    ):
+        return "a softmax with one more key for each head"
     if found[0] == "extra":
-        return f"a softmax with one more key of logit {figure(found[1])}"
+        return f"a softmax with one more key of logit {figure(float(found[1] if not isinstance(found[1], Tensor) else found[1].flatten()[0]))}"
     return "a softmax"
 
 
-def _described(half: Half) -> tuple[str, float] | None:
+def _described(half: Half) -> _Softmax | None:
     found = half.all_of("logits", "probabilities")
     if found is None or found[0].shape != found[1].shape:
         return None
     logits, p = found
+    value = half.steps.get("value")
+    if value is not None and value.dim() == p.dim() == 4 and p.shape[-1] == value.shape[-2] + 1:
+        sink = logits[..., -1:]
+        level = sink[:1, :, :1]
+        if residual(level.expand_as(sink), sink) < FITS:
+            return "extra", level
     plain = softmax(p, logits).nan_to_num(0.0)
     if distance(plain, p) < FITS:
         return "softmax", 0.0
@@ -101,7 +141,7 @@ def _values(scene: Scene) -> Reasons:
 
 def _merge(scene: Scene) -> Reasons:
     a, b = _merged(scene.a), _merged(scene.b)
-    if a is None or b is None or a == b:
+    if a is None or b is None or _is_alike(a, b):
         return
     value = scene.b.steps["value"]
     order = None if a[1] is None else torch.tensor(a[1])

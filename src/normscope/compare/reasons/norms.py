@@ -45,17 +45,16 @@ def _described(half: Half, name: str) -> dict[str, Any] | None:
                 gap = distance(norm(y, x.reshape(y.shape), **options), y)
                 if gap < 0.1 * best[0]:
                     best = gap, options
-    if not best[1]:
-        return _shifted(x.reshape(y.shape), y, found, weight)
-    return best[1]
+    return best[1] or fitted_norm(x.reshape(y.shape), y, found.kind, found.eps)
 
 
-def _shifted(x: Tensor, y: Tensor, found: Norm, weight: Tensor | None) -> dict[str, Any] | None:
+def fitted_norm(x: Tensor, y: Tensor, kind: str, eps: float | None) -> dict[str, Any] | None:
     """Gain and bias read from the tensors, where no parameter fits: y = gain·ẑ + bias."""
-    z = norm(x, x, kind=found.kind, eps=found.eps).reshape(-1, x.shape[-1])
+    z = norm(x, x, kind=kind, eps=eps).reshape(-1, x.shape[-1])
     flat = y.reshape(z.shape)
-    if found.kind == "rmsnorm" or len(z) < 3:
-        gain, bias = (z * flat).sum(0) / z.square().sum(0), None
+    bias: Tensor | None = None
+    if kind == "rmsnorm" or len(z) < 3:
+        gain = (z * flat).sum(0) / z.square().sum(0)
         gap = distance(gain * z, flat)
     else:
         centred, mean = z - z.mean(0), flat.mean(0)
@@ -64,7 +63,7 @@ def _shifted(x: Tensor, y: Tensor, found: Norm, weight: Tensor | None) -> dict[s
         gap = distance(gain * z + bias, flat)
     if gap > FITS:
         return None
-    return {"kind": found.kind, "eps": found.eps, "weight": gain, "bias": bias, "offset": 0.0}
+    return {"kind": kind, "eps": eps, "weight": gain, "bias": bias, "offset": 0.0}
 
 
 def parameters_of(found: Norm, parameters: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
@@ -86,8 +85,7 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
         return Reason(key, name, left, right, message, patches)
 
     if a["kind"] != b["kind"]:
-        weight = {key: a[key] for key in ("kind", "eps")}
-        yield reason(where, a["kind"], b["kind"], tell(f"The {subject}", a["kind"], b["kind"]), **weight)
+        yield reason(where, a["kind"], b["kind"], tell(f"The {subject}", a["kind"], b["kind"]), **a)
         return
     b_now = dict(b)
     if not _is_number(a["eps"], b["eps"]):

@@ -129,6 +129,11 @@ def search(
         placed = list(scenes_of(a, Walked(map_b, steps, parameters_b), to_a, tolerance))
         _confirm(result, placed)
         new = [each for one in placed for each in _reasons(one, known, _elsewhere(result, one))]
+        if any(each.reason.name != UNKNOWN or each.b[1] >= 0 for each in new):
+            # The last block reaches the head, which is judged alone once the blocks agree.
+            late = [each for each in new if each.reason.name == UNKNOWN and each.b[0] >= 0 > each.b[1]]
+            known -= {(each.b, UNKNOWN, each.reason.step) for each in late}
+            new = [each for each in new if each not in late]
         if not new:
             break
         result.found += new
@@ -173,9 +178,11 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
             continue
         step = each.reason.step
         if each.reason.name == "placement":
-            each.is_confirmed = placement.is_same_end(scene)
+            is_same = placement.is_same_end(scene)
         else:  # queries and keys are judged by their product
-            each.is_confirmed = scene.is_same("logits" if step in ("query", "key") else step)
+            is_same = scene.is_same("logits" if step in ("query", "key") else step)
+        # A reason that was found later may patch the same tensor for another scene.
+        each.is_confirmed = each.is_confirmed or is_same
 
 
 def _elsewhere(result: Search, one: Placed) -> set[Site]:
@@ -229,7 +236,8 @@ _ORDER = (
 def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     """First step at which the scene's sides part, among those that every implementation shares."""
     if not placement.is_alike(scene):
-        return None if placement.is_same_end(scene) else "sum"
+        end = scene.b.slots.get("stream", "sum")
+        return None if placement.is_same_end(scene) or _site(scene, end) in elsewhere else "sum"
     names = [
         name
         for name in _ORDER
