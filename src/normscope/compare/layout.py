@@ -40,7 +40,9 @@ class Layout:
 
 def tokens_first(value: Value) -> Layout:
     """(B, T, D) of a tensor of the stream or of a projection."""
-    return _layout(value, [_counts("batch"), _counts("token"), _counts("feature", "copy")])
+    return _as_it_stands(value, len(value.shape) - 1, 2) or _layout(
+        value, [_counts("batch"), _counts("token"), _counts("feature", "copy")]
+    )
 
 
 def heads_first(value: Value, head_axis: int) -> Layout:
@@ -52,7 +54,7 @@ def heads_first(value: Value, head_axis: int) -> Layout:
         _others(axis, "feature", "copy"),
         _others(axis, "token"),
     ]
-    return _layout(value, [*others, inside])
+    return _as_it_stands(value, axis, 1) or _layout(value, [*others, inside])
 
 
 def pairs_last(value: Value) -> Layout:
@@ -71,6 +73,35 @@ def pairs_last(value: Value) -> Layout:
             _on(rank - 1),
         ],
     )
+
+
+def _as_it_stands(value: Value, last: int, num_merged: int) -> Layout | None:
+    """The layout of a tensor whose axes have the right sizes in the right order, with `last` at the end.
+
+    A view that mixes tokens with heads by mistake has factors of both in one axis. Sorting them would undo the
+    mistake, so the sizes decide: B sequences, which come first, and T tokens in one axis, or in the
+    first axis together with the sequences (`num_merged` axes of the result are left then).
+    """
+    axes, shape = value.axes, value.shape
+    mixed = any({"token", "feature"} <= {what for what, _ in each} for each in axes)
+    if not mixed or not axes or not axes[0] or axes[0][0][0] != "batch":
+        return None
+    batch = axes[0][0][1]
+    tokens = math.prod(size for each in axes for what, size in each if what == "token")
+    others = [axis for axis in range(1, len(shape)) if axis != last]
+    if num_merged == 2:  # (B, T, D)
+        if len(shape) == 2 and shape[0] % batch == 0:
+            split = (batch, shape[0] // batch, shape[1])
+            return Layout(shape, split, (0, 1, 2), split)
+        return _plain(value) if len(shape) == 3 and last == 2 and shape[0] == batch else None
+    if len(shape) == 3 and len(others) == 1 and shape[others[0]] == tokens and shape[0] % batch == 0:
+        sizes = (batch, shape[0] // batch, shape[1], shape[2])
+        order = (0, 1, 2, 3) if last == 2 else (0, 1, 3, 2)
+        return Layout(shape, sizes, order, tuple(sizes[i] for i in order))
+    if len(shape) == 4 and shape[0] == batch and len(others) == 2 and shape[others[1]] == tokens != shape[1]:
+        moved = (0, *others, last)
+        return Layout(shape, shape, moved, tuple(shape[i] for i in moved))
+    return None
 
 
 def _counts(*whats: str) -> Callable[[_Factor], bool]:

@@ -72,7 +72,8 @@ def _words(found: _Softmax) -> str:
     ):
         return "a softmax with one more key for each head"
     if found[0] == "extra":
-        return f"a softmax with one more key of logit {figure(float(found[1] if not isinstance(found[1], Tensor) else found[1].flatten()[0]))}"
+        level = float(torch.as_tensor(found[1]).flatten()[0])
+        return f"a softmax with one more key of logit {figure(level)}"
     return "a softmax"
 
 
@@ -93,9 +94,9 @@ def _described(half: Half) -> _Softmax | None:
     shares = p.sum(-1)
     if bool(((shares > 0) & (shares < 1)).all()):
         extra = torch.logsumexp(logits, -1) + torch.log((1 - shares) / shares)
-        level = float(extra.mean())
-        if distance(softmax(p, logits, extra=level), p) < FITS:
-            return "extra", 0.0 if abs(level) < FITS else level
+        mean = float(extra.mean())
+        if distance(softmax(p, logits, extra=mean), p) < FITS:
+            return "extra", 0.0 if abs(mean) < FITS else mean
     if (rate := dropped(plain, p)) is not None:
         return "dropout", rate
     return None
@@ -141,7 +142,7 @@ def _values(scene: Scene) -> Reasons:
 
 def _merge(scene: Scene) -> Reasons:
     a, b = _merged(scene.a), _merged(scene.b)
-    if a is None or b is None or _is_alike(a, b):
+    if a is None or b is None or a == b:
         return
     value = scene.b.steps["value"]
     order = None if a[1] is None else torch.tensor(a[1])

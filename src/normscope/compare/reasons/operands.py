@@ -163,12 +163,7 @@ def _turned(z: Tensor, y: Tensor) -> tuple[tuple[int, ...], Rotation | None, flo
     for scale in dict.fromkeys((_common_ratio(sizes_y, sizes_z), ratio)):
         if scale is None:
             continue
-        gaps = torch.stack(
-            [
-                torch.stack([(sizes_y[:, h] - scale * sizes_z[:, g]).norm() for g in range(num_groups)])
-                for h in range(num_heads)
-            ]
-        )
+        gaps = torch.cdist(sizes_y.transpose(0, 1).flatten(1), scale * sizes_z.transpose(0, 1).flatten(1))
         groups = gaps.argmin(1)
         if float(gaps.min(1).values.norm() / sizes_y.norm()) > FITS:
             continue

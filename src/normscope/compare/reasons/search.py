@@ -180,9 +180,18 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
         if each.reason.name == "placement":
             is_same = placement.is_same_end(scene)
         else:  # queries and keys are judged by their product
-            is_same = scene.is_same("logits" if step in ("query", "key") else step)
+            is_same = scene.is_same(_judged(scene, step))
         # A reason that was found later may patch the same tensor for another scene.
         each.is_confirmed = each.is_confirmed or is_same
+
+
+def _judged(scene: Scene, step: str) -> str:
+    """The step by which a reason at `step` is judged: one that has the same shape on both sides."""
+    step = "logits" if step in ("query", "key") else step
+    both = scene.both(step)
+    if step in ("logits", "probabilities") and both is not None and both[0][0].shape != both[1][0].shape:
+        return "mixed"
+    return step
 
 
 def _elsewhere(result: Search, one: Placed) -> set[Site]:
@@ -208,7 +217,8 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
             yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
             if reason.name == "placement":
                 return  # the steps of the two do not correspond before it is undone
-    if some or (one.b, UNKNOWN, apart) in known:
+    is_random = any(where == one.b and name == "dropout-left-on" for where, name, _ in known)
+    if some or is_random or (one.b, UNKNOWN, apart) in known:
         return
     known.add((one.b, UNKNOWN, apart))
     value = scene.a.steps[apart]
@@ -243,8 +253,11 @@ def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
         for name in _ORDER
         if scene.both(name) is not None and not scene.is_same(name) and _site(scene, name) not in elsewhere
     ]
-    last = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind, ("output", "sum", "norm 0"))
-    return names[0] if any(name in last for name in names) else None
+    ends = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind)
+    if ends is None:  # the added term alone may stand before or after a scale
+        end = scene.b.slots.get("stream", "sum")
+        ends = (end,) if scene.both(end) is not None else ("output",)
+    return names[0] if any(name in ends for name in names) else None
 
 
 def _site(scene: Scene, name: str) -> Site | None:

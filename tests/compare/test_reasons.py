@@ -1,0 +1,163 @@
+"""Reasons: each is planted in models written by hand, found at its place, and undone.
+
+The criteria: the first reason has the planted name, all places have it and no other, each is confirmed, and B
+with the patches computes what A does. A model against another way of writing it gives no reason.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from tiny import BASES, Options, batch, tiny
+
+from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.reasons.scenes import Walked, map_of
+from normscope.compare.reasons.search import Search, grouped, search
+from normscope.compare.rows import rows_of
+from normscope.compare.twins import without_constants
+from normscope.compare.walk import Twin, twin_of
+from normscope.subjects import make_subject
+
+Side = tuple[Twin, Holdings]
+
+
+def opened(base: str, changes: dict[str, Any]) -> Side:
+    twin = twin_of(make_subject(tiny(BASES[base], changes), batch(BASES[base])))
+    return twin, holdings_of(twin)
+
+
+@cache
+def plain(base: str) -> Side:
+    return opened(base, {})
+
+
+def searched(a: Side, b: Side) -> Search:
+    (twin_a, holdings_a), (twin_b, holdings_b) = a, b
+    weights_a = {held.name: held.value for held in without_constants(holdings_a).held}
+    own = {held.name: held.value for held in holdings_b.held}
+    same = {n for n, value in own.items() if n in weights_a and weights_a[n].shape == value.shape}
+    weights_b = {name: weights_a[name] for name in same}
+    ids = batch(Options())
+    steps = twin_a.walk(ids, weights_a, gradients=False)
+    return search(
+        Walked(map_of(holdings_a), steps, weights_a),
+        map_of(holdings_b),
+        own | weights_b,
+        lambda patches: twin_b.walk(ids, weights_b, patches, gradients=False),
+        rows_of(None, twin_a.anatomy, twin_b.anatomy).to_a,
+    )
+
+
+def names(result: Search) -> list[str]:
+    return list(dict.fromkeys(group[0].reason.name for group in grouped(result.found)))
+
+
+ALL, CAUSAL, TABLES = "gpt llama bert", "gpt llama", "gpt bert"
+PLANTS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (ALL, {"eps": 1e-3}, ["norm-eps", "final-norm-eps"]),
+    (ALL, {"eps": 1e-3, "only": 1}, ["norm-eps"]),
+    (TABLES, {"norm": "rmsnorm"}, ["norm", "final-norm"]),
+    ("llama", {"norm": "layernorm"}, ["norm", "final-norm"]),
+    (ALL, {"plus_one": True}, ["norm-offset", "final-norm-offset"]),
+    (CAUSAL, {"placement": "post"}, ["placement"]),
+    (CAUSAL, {"placement": "res-post"}, ["placement"]),
+    ("bert", {"placement": "pre"}, ["placement"]),
+    (ALL, {"placement": "peri"}, ["placement"]),
+    (CAUSAL, {"final_norm": False}, ["final-norm"]),
+    ("llama", {"rotary": "interleaved"}, ["rotary-layout"]),
+    ("llama", {"base": 500.0}, ["rotary-base"]),
+    ("llama", {"rotary": None}, ["attention-positions"]),
+    (TABLES, {"rotary": "halves"}, ["attention-positions"]),
+    (TABLES, {"position_offset": 2}, ["position-offset"]),
+    (TABLES, {"positions": False}, ["positions"]),
+    (ALL, {"embedding_scale": 32**0.5}, ["embedding-scale"]),
+    (TABLES, {"activation": "gelu-tanh"}, ["activation"]),
+    (TABLES, {"activation": "quick"}, ["activation"]),
+    ("llama", {"activation": "gelu", "only": 0}, ["activation"]),
+    ("llama", {"swapped": True}, ["gate-up"]),
+    (TABLES, {"bias": False}, ["bias"]),
+    (TABLES, {"o_bias": False}, ["bias"]),
+    ("llama", {"bias": True}, ["bias"]),
+    (ALL, {"scale": 1 / 8}, ["attention-scale"]),
+    (ALL, {"scale": 1.0, "only": 1}, ["attention-scale"]),
+    (ALL, {"cap": 5.0}, ["logit-cap"]),
+    (CAUSAL, {"causal": False}, ["causal"]),
+    ("bert", {"causal": True}, ["causal"]),
+    (CAUSAL, {"window": 4}, ["window"]),
+    (CAUSAL, {"ahead": 1}, ["mask"]),
+    (ALL, {"alibi": True}, ["attention-positions"]),
+    (ALL, {"qk_norm": True}, ["qk-norm"]),
+    (ALL, {"extra_key": True}, ["softmax"]),
+    ("llama", {"repeat": "tile"}, ["kv-groups"]),
+    (ALL, {"split": "interleaved"}, ["head-split"]),
+    (ALL, {"split": "unmoved"}, ["head-split"]),
+    (ALL, {"merge": "unmoved"}, ["head-merge"]),
+    (ALL, {"merge": "interleaved"}, ["head-merge"]),
+    (ALL, {"head_order": (1, 0, 3, 2)}, ["head-order"]),
+    (ALL, {"branch_scale": 0.5}, ["branch-scale"]),
+    (ALL, {"branch_scale": 2.0, "only": 0}, ["branch-scale"]),
+    (ALL, {"stream_scale": 0.7}, ["stream-scale"]),
+    (ALL, {"output_scale": 0.25}, ["head-scale"]),
+    (ALL, {"output_cap": 3.0}, ["head-cap"]),
+    ("llama", {"eps": 1e-3, "base": 500.0}, ["norm-eps", "rotary-base", "final-norm-eps"]),
+    ("gpt", {"activation": "relu", "scale": 0.1, "only": 1}, ["attention-scale", "activation"]),
+    ("bert", {"branch_scale": 0.5, "activation": "silu"}, ["branch-scale", "activation"]),
+]
+CASES = [(base, changes, wanted) for bases, changes, wanted in PLANTS for base in bases.split()]
+
+
+@pytest.mark.parametrize(("base", "changes", "wanted"), CASES, ids=lambda value: str(value))
+def test_a_planted_difference_is_found_and_undone(
+    base: str, changes: dict[str, Any], wanted: list[str]
+) -> None:
+    result = searched(plain(base), opened(base, changes))
+    found = names(result)
+    # A model without a final norm has no ε of one.
+    has_final = base != "bert"
+    expected = [name for name in wanted if has_final or not name.startswith("final-norm")]
+    assert sorted(found) == sorted(expected)
+    assert found[0] == expected[0]
+    assert all(each.is_confirmed for each in result.found)
+    assert result.is_explained
+    assert result.forwards <= 5
+    if "only" in changes:
+        assert {each.b[1] for each in result.found} == {changes["only"]}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "wanted"), [CASES[n] for n in range(0, len(CASES), 4)], ids=lambda value: str(value)
+)
+def test_a_planted_difference_of_a_is_found_too(
+    base: str, changes: dict[str, Any], wanted: list[str]
+) -> None:
+    result = searched(opened(base, changes), plain(base))
+    assert names(result)[0] == wanted[0]
+    assert result.is_explained
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("style", ["sdpa", "softmax", "einsum"])
+def test_another_way_of_writing_gives_no_reason(base: str, style: str) -> None:
+    result = searched(plain(base), opened(base, {"style": style}))
+    assert result.found == []
+    assert result.is_explained
+    assert result.forwards == 2
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_dropout_that_is_left_on_is_named(base: str) -> None:
+    result = searched(plain(base), opened(base, {"dropout": 0.2}))
+    assert names(result) == ["dropout-left-on"]
+    assert result.is_explained
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_an_unknown_difference_says_so_and_hides_no_other(base: str) -> None:
+    a, b = plain(base), opened(base, {"embedding_scale": 3.0})
+    twin = b[0]
+    down = twin.model.blocks[1].mlp.down_proj
+    down.register_forward_hook(lambda module, args, output: output + output.sin() ** 2)
+    result = searched(a, b)
+    assert names(result) == ["embedding-scale", "unknown"]
+    assert "for no known reason. Tried: norms" in result.found[-1].reason.message
+    assert result.found[-1].b == (0, 1, 1)
