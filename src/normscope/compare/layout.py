@@ -78,8 +78,8 @@ def pairs_last(value: Value) -> Layout:
 def _as_it_stands(value: Value, last: int, num_merged: int) -> Layout | None:
     """The layout of a tensor whose axes have the right sizes in the right order, with `last` at the end.
 
-    A view that mixes tokens with heads by mistake has factors of both in one axis. Sorting them would undo the
-    mistake, so the sizes decide: B sequences, which come first, and T tokens in one axis, or in the
+    A view that mixes tokens with heads by mistake has factors of both in one axis. Sorting them would undo
+    the mistake, so the sizes decide: B sequences, which come first, and T tokens in one axis, or in the
     first axis together with the sequences (`num_merged` axes of the result are left then).
     """
     axes, shape = value.axes, value.shape
