@@ -8,6 +8,7 @@ from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Op, Value, comes_from
 from normscope.anatomy.ops import SAME, matmul_operands, weight_of
 from normscope.anatomy.replay import CannotReplay, Replay
+from normscope.compare.norms import bias_of
 
 _TOL = 1e-5
 """Largest error relative to the largest value. Exact and tanh GELU differ by 1e-4 of that on the grid."""
@@ -169,13 +170,15 @@ def hidden_maps(
 
 def biased(op: Op) -> Value:
     """The output of a map after its bias, with the features last."""
-    value = op.outputs[0]
+    value, features = op.outputs[0], op.outputs[0].shape[-1:]
+    bias = bias_of(op)
     while len(value.users) == 1 and value.users[0].outputs:
         user = value.users[0]
         after = user.outputs[0]
-        is_bias = user.base == "add" and all(v.is_weight for v in user.inputs if v is not value)
-        is_view = user.base in {"view", "_unsafe_view"} and after.shape[-1:] == value.shape[-1:]
-        if not is_view and not (is_bias and len(user.inputs) == 2):
+        is_bias = user.base == "add" and bias is not None and bias in user.inputs
+        is_view = user.base in SAME and (bias is not None or user.base in {"view", "_unsafe_view"})
+        if not is_bias and not (is_view and after.shape[-1:] == features):
             break
         value = after
+        bias = None if is_bias else bias
     return value

@@ -7,10 +7,12 @@ from torch import nn
 
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import CONVOLUTIONS
+from normscope.anatomy.ops import CONVOLUTIONS, SAME
 
 _BIAS_AT = {"native_layer_norm": 3, "layer_norm": 3, "native_group_norm": 2, "group_norm": 3}
 _BATCH_NORMS = {"native_batch_norm": 2, "batch_norm": 2, "_native_batch_norm_legit_no_training": 2}
+_STEPS = 6
+"""Views between a matmul and its bias at most: einsum makes four."""
 _BIAS_FIRST = {"addmm", "baddbmm", "addmv", "addbmm", "_addmm_activation"}
 
 
@@ -66,14 +68,14 @@ def bias_of(op: Op) -> Value | None:
         if isinstance(bias, Value):
             return bias if bias.is_weight else None
     value = op.outputs[0]
-    for _ in range(3):
+    for _ in range(_STEPS):
         if len(value.users) != 1 or not value.users[0].outputs:
             return None
         user = value.users[0]
         others = [v for v in user.inputs if v is not value]
         if user.base == "add" and len(others) == 1 and others[0].is_weight:
             return others[0] if others[0].numel in {1, value.shape[-1]} else None
-        if user.base not in {"view", "_unsafe_view", "_to_copy"}:
+        if user.base not in SAME:
             return None
         value = user.outputs[0]
     return None

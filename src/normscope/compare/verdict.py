@@ -39,8 +39,8 @@ def compare(a: Report | Sequence[Report], b: Report | Sequence[Report]) -> Outco
     first, second = (list(each) if isinstance(each, Sequence) else [each] for each in (a, b))
     x, y = first[0], second[0]
     if x.get("schema") != y.get("schema"):
-        why = f"the one is a report of a check, the other one of a run ({x.get('schema')}, {y.get('schema')})"
-        return Outcome(Compared(Part.VERDICT, "not", (why,)))
+        reason = f"one is a report of a check, the other one of a run ({x.get('schema')}, {y.get('schema')})"
+        return Outcome(Compared(Part.VERDICT, "not", (reason,)))
     sites = _sites(x, y)
     found = [*_verdicts(x, y), *_findings(x, y, sites)]
     measured = list(_measurements(first, second, sites))
