@@ -214,6 +214,105 @@ class Flat(nn.Module):
         return x @ (self.wte.T if self.unembed is None else self.unembed)
 
 
+class TorchAttention(nn.Module):
+    """PyTorch's module."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.inner = nn.MultiheadAttention(WIDTH, o.heads, o.dropout, o.bias, batch_first=True)
+        self.drop = nn.Dropout(o.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ~mask(x.shape[1], self.o)
+        return self.drop(self.inner(x, x, x, attn_mask=hidden, need_weights=False)[0])
+
+
+class Loops(nn.Module):
+    """A module for each head, as tutorials write it."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o, k = o, WIDTH // o.heads
+        self.heads = nn.ModuleList(
+            nn.ModuleList(nn.Linear(WIDTH, k, bias=o.bias) for _ in range(3)) for _ in range(o.heads)
+        )
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=o.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for head in self.heads:
+            q, k, v = (f(x) for f in head)
+            logits = q @ k.mT * q.shape[-1] ** -0.5
+            found.append(logits.masked_fill(~mask(x.shape[1], self.o), -math.inf).softmax(-1) @ v)
+        return self.mix(torch.cat(found, -1))
+
+
+class Einsums(nn.Module):
+    """GPT-NeoX's order of heads and q, k, v, in bare parameters and einsum."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.wqkv = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH) * 0.1)
+        self.bqkv = nn.Parameter(torch.zeros(3 * WIDTH))
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        fused = torch.einsum("btd,de->bte", x, self.wqkv) + self.bqkv
+        q, k, v = fused.view(b, t, self.o.heads, 3, -1).unbind(3)
+        logits = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.shape[-1])
+        logits = logits + torch.triu(torch.full((t, t), -math.inf), 1)
+        return self.proj(torch.einsum("bhts,bshd->bthd", logits.softmax(-1), v).flatten(2))
+
+
+class Complex(nn.Module):
+    """Rotary positions by complex numbers from a buffer, as in Meta's LLaMA."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o, k = o, WIDTH // o.heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        angle = torch.outer(torch.arange(64.0), o.base ** (-torch.arange(0, k, 2) / k))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angle), angle), persistent=False)
+
+    def turn(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        assert isinstance(self.turns, Tensor)
+        return torch.view_as_real(pairs * self.turns[: x.shape[1], None]).flatten(3).type_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = (w(x).view(b, t, self.o.heads, -1) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (y.transpose(1, 2) for y in (self.turn(q), self.turn(k), v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(y.transpose(1, 2).reshape(b, t, -1))
+
+
+def with_attention(kind: type[nn.Module], options: Options) -> nn.Module:
+    """The plain decoder with another attention."""
+    return type("Other", (Plain,), {"attention": kind})(options)
+
+
+class TorchLayers(nn.Module):
+    """PyTorch's encoder layers under a causal mask."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.tokens, self.where = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, o.heads, o.hidden, o.dropout, F.gelu, batch_first=True, norm_first=True
+        )
+        self.stack = nn.TransformerEncoder(layer, o.depth, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        t = ids.shape[1]
+        hidden = nn.Transformer.generate_square_subsequent_mask(t)
+        x = self.tokens(ids) + self.where(torch.arange(t))
+        return self.stack(x, mask=hidden, is_causal=True) @ self.tokens.weight.T
+
+
 WAYS: dict[str, type[nn.Module]] = {"plain": Plain, "fused": Fused, "flat": Flat}
 
 

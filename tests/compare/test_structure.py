@@ -4,7 +4,21 @@ import dataclasses
 from typing import Any
 
 import pytest
-from made import DEPTH, WAYS, Options, batch, differences, made, place_of
+from made import (
+    DEPTH,
+    WAYS,
+    Complex,
+    Einsums,
+    Loops,
+    Options,
+    TorchAttention,
+    TorchLayers,
+    batch,
+    differences,
+    made,
+    place_of,
+    with_attention,
+)
 from torch import nn
 
 from normscope.anatomy import read_anatomy
@@ -43,6 +57,23 @@ ROTARY = Options(rotary="halves", positions=False)
 def test_a_model_and_its_refactoring_do_not_differ(change: str, other: str) -> None:
     options = Options(**CHANGES[change][0]) if change in CHANGES else Options()
     assert differences(made("plain", options), made(other, options, seed=1)) == ()
+
+
+@pytest.mark.parametrize("kind", [TorchAttention, Loops, Einsums])
+def test_attentions_of_other_codes_are_the_same(kind: type[nn.Module]) -> None:
+    assert differences(made("plain", Options()), with_attention(kind, Options())) == ()
+
+
+def test_complex_numbers_turn_neighbours() -> None:
+    options = dataclasses.replace(ROTARY, rotary="neighbours")
+    assert differences(made("plain", options), with_attention(Complex, options)) == ()
+
+
+def test_layers_of_pytorch_and_their_second_dropout() -> None:
+    assert differences(made("plain", Options()), TorchLayers(Options())) == ()
+    options = Options(dropout=0.1)
+    found = differences(made("plain", options), TorchLayers(options))
+    assert {each.name for each in found} == {"embedding-dropout", "hidden-dropout"}
 
 
 @pytest.mark.parametrize("other", WAYS)

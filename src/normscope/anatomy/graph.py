@@ -169,8 +169,8 @@ class Graph:
 
     Attributes:
         outputs: the floating-point tensors that the model returned.
-        dropouts: inputs and rates of the calls of `torch.nn.functional.dropout`, which does nothing in eval
-            mode and leaves no op.
+        dropouts: inputs, rates and modules of the calls of `torch.nn.functional.dropout`, which does nothing
+            in eval mode and leaves no op.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -178,7 +178,7 @@ class Graph:
     written_bytes: int = 0
     opaque: list[Op] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
-    dropouts: list[tuple[Value, float]] = field(default_factory=list)
+    dropouts: list[tuple[Value, float, str]] = field(default_factory=list)
 
 
 def search(start: Iterable[Value], step: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:

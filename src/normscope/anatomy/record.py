@@ -81,8 +81,8 @@ class Recorder(TorchDispatchMode):
         self.graph.outputs = [self._read(t) for t in tensors]
 
     def note_dropout(self, tensor: Tensor, rate: float) -> None:
-        """Keep the input and the rate of a dropout."""
-        self.graph.dropouts.append((self._read(tensor), float(rate)))
+        """Keep the input, the rate and the module of a dropout."""
+        self.graph.dropouts.append((self._read(tensor), float(rate), self.calls.current.path))
 
     def _write(
         self, func: Any, args: Any, kwargs: Any, real_args: Any, real_kwargs: dict[str, Any], result: Any

@@ -77,7 +77,7 @@ class Replay:
 
     def _leaf(self, value: Value) -> Tensor:
         if value.op is not None:
-            return torch.zeros(value.shape, dtype=torch.float64 if value.floating else torch.int64)
+            return _blank(value)
         if value.data is None:
             raise CannotReplay("a tensor without elements")
         return _double(value.data)
@@ -121,11 +121,16 @@ def _call(op: Op, value: Value, known: Mapping[Value, Tensor]) -> Any:
     if op.virtual:
         return _INNER[op.base](*read)
     func = _function(op)
-    given = tree_map_only(Value, known.__getitem__, (op.args, op.kwargs))
+    given = tree_map_only(Value, lambda v: known[v] if v in known else _blank(v), (op.args, op.kwargs))
     args, kwargs = tree_map(lambda x: _DTYPES.get(x, x) if isinstance(x, torch.dtype) else x, given)
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     return func(*args, **kwargs)
+
+
+def _blank(value: Value) -> Tensor:
+    """A tensor in place of one of which only the shape is read (full_like)."""
+    return torch.zeros(value.shape, dtype=torch.float64 if value.floating else torch.int64)
 
 
 def _function(op: Op) -> Any:

@@ -41,7 +41,8 @@ def attention_facts(
     facts |= _qk_norm([way for way in ways if way is not None], first)
     facts["value_norm"] = bool(_norms_before(first.value, branch))
     facts |= _logits(first, ways, replay)
-    facts |= _positions(first, ways[0], replay, facts.pop("bias_positions", None))
+    facts |= _positions(ways[0], replay, facts)
+    facts.pop("bias_positions", None)
     return facts
 
 
@@ -253,17 +254,17 @@ def _scale(way: _Way | None, replay: Replay) -> float | str | None:
     return float((given - zero).square().mean().sqrt())
 
 
-def _positions(a: Attention, way: _Way | None, replay: Replay, bias: str | None) -> Facts:
+def _positions(way: _Way | None, replay: Replay, known: Facts) -> Facts:
     """Positions inside of the attention: rotary with layout and base, or a bias on the logits."""
     try:
         turned = _turn(way, replay) if way is not None else None
     except CannotReplay:
-        return {"attention_positions": bias} if bias is not None else {}
+        return {}
     if turned is None:
-        return {"attention_positions": bias}
-    rotary = _rotary(*turned)
+        return {"attention_positions": known["bias_positions"]} if "bias_positions" in known else {}
+    bias = known.get("bias_positions")
     kind = "rotary" if bias is None else f"rotary and {bias}"
-    return {"attention_positions": kind, **rotary}
+    return {"attention_positions": kind, **_rotary(*turned)}
 
 
 def _turn(way: _Way, replay: Replay) -> tuple[Tensor, Tensor] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from normscope.compare.facts import FACTS, differing, name_of, sentence
+from normscope.compare.facts import FACTS, differing, in_words, name_of, sentence
 from normscope.compare.types import Difference, Pair, Part
 
 Site = tuple[str | None, str | None]
@@ -31,7 +31,7 @@ def _differences(pair: Pair) -> Iterator[tuple[tuple[Any, ...], tuple[Any, Any],
         return
     for fact in differing(a.facts, b.facts):
         values = a.facts[fact], b.facts[fact]
-        yield (fact, repr(values)), values, (a.name, b.name)
+        yield (fact, *(in_words(fact, value) for value in values)), values, (a.name, b.name)
     for part in pair.parts:
         yield from _differences(part)
 

@@ -4,7 +4,7 @@ Dropout does nothing in eval mode. Calls of PyTorch's function are recorded with
 gets its rate only in train mode, so that it is read from the module that runs it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import nn
@@ -23,15 +23,15 @@ def dropout_facts(branch: FoundBranch, graph: Graph, modules: Mapping[str, nn.Mo
     if branch.norm_out is not None:
         ends |= _behind(branch.norm_out.input)
     noted = {
-        "attention_dropout": [rate for value, rate in graph.dropouts if value in weights],
-        "output_dropout": [rate for value, rate in graph.dropouts if value in ends],
+        "attention_dropout": [rate for value, rate, _ in graph.dropouts if value in weights],
+        "output_dropout": [rate for value, rate, _ in graph.dropouts if value in ends],
         "hidden_dropout": [
-            rate for value, rate in graph.dropouts if value in region and value not in weights | ends
+            rate for value, rate, _ in graph.dropouts if value in region and value not in weights | ends
         ],
     }
     facts: dict[str, Any] = {name: max(rates, default=0.0) for name, rates in noted.items()}
     if branch.attentions and not noted["attention_dropout"]:
-        facts["attention_dropout"] = _own_rate(branch, modules)
+        facts["attention_dropout"] = _own_rate(branch, modules, {path for *_, path in graph.dropouts})
     if not branch.attentions:
         del facts["attention_dropout"]
     return facts
@@ -62,8 +62,8 @@ def _same(value: Value) -> set[Value]:
     return found
 
 
-def _own_rate(branch: FoundBranch, modules: Mapping[str, nn.Module]) -> float:
-    """The rate that the module of the softmax keeps: the attribute whose name says so."""
+def _own_rate(branch: FoundBranch, modules: Mapping[str, nn.Module], called: Set[str]) -> float:
+    """The rate that the module of the softmax keeps: an attribute, or a dropout that it never calls."""
     op = branch.attentions[0].probabilities.op
     module = modules.get(op.call.path) if op is not None else None
     if module is None:
@@ -73,7 +73,8 @@ def _own_rate(branch: FoundBranch, modules: Mapping[str, nn.Module]) -> float:
         if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
             rates[name] = float(value)
     for name, child in module.named_children():
-        if isinstance(child, nn.Dropout) and "att" in name:
+        path = f"{op.call.path}.{name}" if op is not None and op.call.path else name
+        if isinstance(child, nn.Dropout) and path not in called:
             rates[name] = child.p
     named = [rate for name, rate in rates.items() if "att" in name]
     return (named or list(rates.values()) or [0.0])[0]

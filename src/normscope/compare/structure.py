@@ -169,7 +169,9 @@ class _Reader:
 
     def _dropout_at(self, entry: Value) -> float:
         """The largest rate before the first block."""
-        return max((rate for value, rate in self.graph.dropouts if value.index <= entry.index), default=0.0)
+        return max(
+            (rate for value, rate, _ in self.graph.dropouts if value.index <= entry.index), default=0.0
+        )
 
 
 def _name(op: Op) -> str:
