@@ -106,6 +106,10 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
             found = [source.axes[i] for i in order]
         elif op.base in VIEWS:
             found = _reshaped(source.axes, shape)
+        elif op.base == "view_as_complex":
+            found = list(source.axes[:-1])
+        elif op.base == "view_as_real":
+            found = [*source.axes, _axis("feature", 2)]
         elif op.base == "embedding" and len(op.inputs) > 1:
             found = [*op.inputs[1].axes, _axis("feature", shape[-1])]
         elif op.base in CONVOLUTIONS:

@@ -116,10 +116,6 @@ def _without_partner(entry: Entry, entries: list[Entry], parts: Parts) -> Tensor
         moved = ids.roll(-1, 1)
         moved[:, -1] = IGNORED if bool((entry.tensor == IGNORED).any()) else ids[:, 0]
         return moved
-    if entry.role == "decoder ids" and "labels" in parts:
-        started = parts["labels"].roll(1, 1)
-        started[:, 0] = entry.tensor.flatten()[0].cpu()
-        return started.masked_fill(started == IGNORED, 0)
     if entry.role == "types" and ids is not None:
         return torch.zeros_like(ids)
     if entry.role == "positions" and ids is not None:
@@ -176,7 +172,8 @@ def _entries(subject: Subject) -> Iterator[Entry]:
             taken.add(role)
             yield Entry(role, at, value, _is_inverted(name, value))
     for name in names:
-        could = next((role for role, known in _NAMED.items() if name in known), None)
+        optional = {**_NAMED, "decoder ids": _DECODER_IDS}
+        could = next((role for role, known in optional.items() if name in known), None)
         if name not in seen and could is not None and could not in taken and could != "positions":
             taken.add(could)
             yield Entry(could, name, None, _is_inverted(name, None))
@@ -220,6 +217,18 @@ def _argument_names(model: nn.Module) -> list[str]:
     return [
         p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
+
+
+def with_decoder_ids(parts: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`parts` with explicit ids of the decoder where the other model reads them: the labels, one later."""
+    if "decoder ids" in parts or "decoder ids" not in others or "labels" not in parts:
+        return dict(parts)
+    labels = parts["labels"]
+    if labels.ndim != 2:
+        return dict(parts)
+    started = labels.roll(1, 1)
+    started[:, 0] = 0
+    return {**parts, "decoder ids": started.masked_fill(started == IGNORED, 0)}
 
 
 def shortened(parts: dict[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, Tensor]:

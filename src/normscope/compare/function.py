@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.compare.feed import Fed, shortened
+from normscope.compare.feed import Fed, shortened, with_decoder_ids
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
@@ -175,7 +175,7 @@ class _Function:
         rows = second.vocabulary or 0
         if (first.vocabulary or 0) > rows > 0 and _largest_id(parts) >= rows:
             parts, others = others, parts
-        parts = shortened(parts, others)
+        parts = shortened(with_decoder_ids(parts, others), others)
         fed: list[Fed] = [side.run(feed_twin, parts) for side in (self.a, self.b)]
         for role in {role for each in fed for role in each.left_out}:
             if role in ("mask", "decoder mask"):
@@ -343,8 +343,19 @@ class _Function:
             "mapped": len(self.weights.values),
             "walk": [self._row(each) for each in found.pairs],
         }
+        self._require_outputs(found)
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
         return Outcome(compared, tuple(self.differences), _as_data(self.weights), tuple(self.notes))
+
+    def _require_outputs(self, found: Walked) -> None:
+        """Say so where the outputs of the two cannot be compared."""
+        ends = [each for each in found.pairs if each.key[3] == OUTPUT]
+        if ends and ends[0].relative is None:
+            a, b = (
+                None if step is None or step.value is None else step.value for step in (ends[0].a, ends[0].b)
+            )
+            shapes = ["none" if each is None else " × ".join(map(str, each.shape)) for each in (a, b)]
+            self.whys.append(f"the outputs have different shapes: {shapes[0]} in A and {shapes[1]} in B")
 
     def _forwards(self, walker: _Walker) -> int:
         fused = any(len(p.roles) > 1 for b in walker.opened.holdings.anatomy.branches for p in b.projections)
