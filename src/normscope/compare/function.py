@@ -9,7 +9,7 @@ given    B with its own weights, where both sides hold given ones               
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,9 @@ from normscope.compare.mapping import CannotMapError, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
 from normscope.compare.outcome import Outcome
 from normscope.compare.parting import RANDOM, Compared, Walked, noise_of, walked
+from normscope.compare.reasons import gradients
 from normscope.compare.reasons import scenes as reasons
+from normscope.compare.reasons.scene import Scene
 from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, search
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
@@ -76,6 +78,7 @@ class _Walker:
     opened: Opened
     parts: Mapping[str, Tensor]
     real: Tensor | None
+    columns: int | None = None
     weights: Mapping[str, Tensor] | None = None
     forwards: int = 0
 
@@ -84,7 +87,7 @@ class _Walker:
         self.forwards += 1
         weights = None if own else self.weights
         steps: tuple[Step, ...] = self.side.run(
-            walk_twin, self.parts, weights, patches, {"real": self.real, **options}
+            walk_twin, self.parts, weights, patches, {"real": self.real, "columns": self.columns, **options}
         )
         return steps
 
@@ -97,6 +100,7 @@ class _Function:
     given: Mapping[str, str]
     rtol: float | None
     said: str = ""
+    stood: Walked | None = None
     notes: list[str] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -104,6 +108,10 @@ class _Function:
     def run(self) -> Outcome:
         """The whole part."""
         first, second = (_open(side) for side in (self.a, self.b))
+        stacks = [[stack.name for stack in each.holdings.anatomy.stacks] for each in (first, second)]
+        if len(stacks[0]) != len(stacks[1]) or not stacks[0]:
+            a, b = (" and ".join(names) or "no residual stream" for names in stacks)
+            return _not(f"the two have different stacks: {a} in A, {b} in B")
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
         own = map_weights(first.holdings, second.holdings, self.rows, self.given)
         generic = without_constants(first.holdings)
@@ -121,7 +129,8 @@ class _Function:
         self.noise = self._rounding(steps_a, steps_b)
         found = self._compared(steps_a, steps_b)
         self._judge(found, steps_a)
-        return self._outcome(found)
+        alone = found.first is None and found.first_gradient is None and self.stood is not None
+        return self._outcome(self.stood if alone else found)
 
     # Given weights
 
@@ -145,33 +154,37 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
+        start = None if found.first is None else self._site(found.first.b or found.first.a, self.two)
         for group in _alike(changes(own, holdings, _head_widths(holdings, steps_b))):
-            sites = tuple(
-                (
-                    self._site_at(self.rows.to_a.get(each.at, each.at), self.one),
-                    self._site_at(each.at, self.two),
-                )
-                for each in group
-            )
-            first = group[0]
-            more = f" So do {len(group) - 1} more weights." if len(group) > 1 else ""
-            self.differences.append(
-                Difference(
-                    Part.FUNCTION,
-                    first.name,
-                    tuple(dict.fromkeys(sites)),
-                    first.a,
-                    first.b,
-                    first.message + more,
-                    evidence=("Both hold given weights, which were compared after mapping.",),
-                )
-            )
+            self.differences.append(self._changed(group, start))
+        if self.differences and not any(each.is_first for each in self.differences):
+            self.differences[0] = replace(self.differences[0], is_first=True)
+        self.stood = found
         return None
+
+    def _changed(self, group: list[Change], start: str | None) -> Difference:
+        """The difference of weights that were changed alike; `start` is where the two part as they stand."""
+        to_a, first = self.rows.to_a, group[0]
+        sites = tuple(
+            (self._site_at(to_a.get(each.at, each.at), self.one), self._site_at(each.at, self.two))
+            for each in group
+        )
+        more = {1: "", 2: " The same holds for one more weight."}
+        message = first.message + more.get(len(group), f" The same holds for {len(group) - 1} more weights.")
+        is_first = not any(each.is_first for each in self.differences) and start in [b for _, b in sites]
+        evidence = ("Both hold given weights; A's were compared with B's after mapping.",)
+        places = tuple(dict.fromkeys(sites))
+        return Difference(
+            Part.FUNCTION, first.name, places, first.a, first.b, message, evidence, None, is_first
+        )
 
     # Feeding
 
     def _fed(self, first: Opened, second: Opened) -> tuple[_Walker, _Walker] | None:
         parts, others = first.parts, second.parts
+        if ("floats" in first.parts) != ("floats" in second.parts):
+            self.whys.append("the inputs are of different kinds: one model reads ids, the other floats")
+            return None
         rows = second.vocabulary or 0
         if (first.vocabulary or 0) > rows > 0 and _largest_id(parts) >= rows:
             parts, others = others, parts
@@ -184,15 +197,14 @@ class _Function:
             else:
                 self.notes.append(f'One side takes no "{role}".')
             parts = {name: tensor for name, tensor in parts.items() if name != role}
-        if ("floats" in first.parts) != ("floats" in second.parts):
-            self.whys.append("the inputs are of different kinds: one model reads ids, the other floats")
-            return None
         if "floats" in parts and parts["floats"].shape != others.get("floats", parts["floats"]).shape:
             shapes = [" × ".join(map(str, each["floats"].shape)) for each in (first.parts, second.parts)]
             self.whys.append(f"the inputs have different shapes: {shapes[0]} and {shapes[1]}")
             return None
         real = _real(parts)
-        return _Walker(self.a, first, parts, real), _Walker(self.b, second, parts, real)
+        sizes = (first.vocabulary, second.vocabulary)
+        columns = None if None in sizes or sizes[0] == sizes[1] else min(size or 0 for size in sizes)
+        return _Walker(self.a, first, parts, real, columns), _Walker(self.b, second, parts, real, columns)
 
     def _say_unmapped(self) -> None:
         for side, names in (("A", self.weights.only_a), ("B", self.weights.only_b)):
@@ -235,43 +247,87 @@ class _Function:
     # Judging
 
     def _judge(self, found: Walked, steps_a: tuple[Step, ...]) -> None:
-        first = found.first
-        if first is not None:
+        if found.first is not None:
             result = self._search(found, steps_a)
             for group in grouped(result.found):
                 self.differences.append(self._because(group))
-            if not result.found:
-                self.differences.append(self._parting(first, "value"))
+            self._say_random()
+            if not result.found and not any(each.is_first for each in self.differences):
+                self.differences.append(self._parting(found.first, "value"))
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
-            self.notes.append("With these differences undone in B, the rest of the forward is the same.")
+            if result.found:
+                self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             found = self._compared(steps_a, tuple(result.steps))
+            steps_b: Sequence[Step] = result.steps
+        else:
+            self._say_random()
+            steps_b = [each.b for each in found.pairs if each.b is not None]
         if found.first_gradient is not None:
-            self.differences.append(self._parting(found.first_gradient, "gradient"))
+            self._judge_gradients(found, steps_a, steps_b)
+
+    def _judge_gradients(self, found: Walked, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
+        """The last branch of the forward whose gradients part for a reason of its own."""
+        assert found.first_gradient is not None
+        a, b = self._side(self.one, steps_a), self._side(self.two, steps_b)
+        placed = list(reasons.scenes_of(a, b, self.rows.to_a, max(found.tolerance, 1e-12)))
+        for one in reversed(placed):
+            order = [name for name in b.map.order_of(one.b) if not _is_entry(one.scene, name)]
+            reason = next(gradients.reasons(one.scene, order), None)
+            if reason is not None:
+                self.differences.append(self._because([Found(one.a, one.b, reason)], is_gradient=True))
+                return
+        self.differences.append(self._parting(found.first_gradient, "gradient"))
+
+    def _side(self, walker: _Walker, steps: Sequence[Step]) -> reasons.Walked:
+        """A side for the reasons."""
+        own = {held.name: held.value for held in walker.opened.holdings.held}
+        return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, own | dict(walker.weights or {}))
+
+    def _say_random(self) -> None:
+        """Say so where a model is random in eval mode."""
+        if self.random_a is not None and self.random_b is not None:
+            self.notes.append(
+                "Both models are random in eval mode; they were compared with the same random numbers."
+            )
+            return
+        for key, walker, side in ((self.random_a, self.one, "A"), (self.random_b, self.two, "B")):
+            known = any(each.name == "dropout-left-on" for each in self.differences)
+            if key is None or known:
+                continue
+            site = self._site_at(key[:3], walker)
+            where = f"{name_of_step(key[3])} of {site or 'the model'}"
+            message = f"{side} alone is random in eval mode, from {where} on: dropout may be left on."
+            sites = ((site, None),) if side == "A" else ((None, site),)
+            values = ("random", "deterministic") if side == "A" else ("deterministic", "random")
+            is_first = not any(each.is_first for each in self.differences)
+            self.differences.append(
+                Difference(Part.FUNCTION, "random", sites, *values, message, is_first=is_first)
+            )
 
     def _search(self, found: Walked, steps_a: tuple[Step, ...]) -> Search:
-        one, two = self.one, self.two
-        assert one.weights is not None
-        assert two.weights is not None
-        parameters = {held.name: held.value for held in two.opened.holdings.held} | dict(two.weights)
+        two = self.two
+        b = self._side(two, ())
         return search(
-            reasons.Walked(reasons.map_of(one.opened.holdings), steps_a, one.weights),
-            reasons.map_of(two.opened.holdings),
-            parameters,
+            self._side(self.one, steps_a),
+            b.map,
+            b.parameters,
             lambda patches: two.walk(tuple(patches), gradients=False),
             self.rows.to_a,
             tolerance=max(found.tolerance, 1e-12),
             gradients=lambda patches: two.walk(tuple(patches)),
         )
 
-    def _because(self, group: Sequence[Found]) -> Difference:
+    def _because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:
         """The difference of one reason at one place or many."""
         reason = group[0].reason
         sites = tuple((self._site_at(each.a, self.one), self._site_at(each.b, self.two)) for each in group)
         amount = max(each.relative for each in group)
         where = name_of_step(reason.step)
         evidence = [f"The two part at {where}, by {_figure(amount)} of its largest value."]
+        if is_gradient:
+            evidence = ["The values agree; the gradients of a random linear loss do not."]
         known = [each.is_confirmed for each in group]
         if any(known):
             evidence.append("The difference vanishes where this is undone in B.")
@@ -303,9 +359,24 @@ class _Function:
             (sites,),
             None,
             None,
-            message,
-            is_first=not self.differences,
+            message + self._lacking(),
+            is_first=not any(each.is_first for each in self.differences),
         )
+
+    def _lacking(self) -> str:
+        """A sentence on blocks and branches that one side lacks, where there are any."""
+        lacking = []
+        for walker, known, other in (
+            (self.one, set(self.rows.to_b), "B"),
+            (self.two, set(self.rows.to_a), "A"),
+        ):
+            for s, stack in enumerate(walker.opened.holdings.anatomy.stacks):
+                for i, block in enumerate(stack.blocks):
+                    branches = [each.site for n, each in enumerate(block.branches) if (s, i, n) not in known]
+                    names = [block.site] if (s, i, OUTSIDE) not in known else branches
+                    lacking += [f"{other} lacks {name}" for name in names]
+        shown = lacking[:3] + ([f"{len(lacking) - 3} more"] if len(lacking) > 3 else [])
+        return f" {'; '.join(shown)}." if lacking else ""
 
     def _site(self, step: Step | None, walker: _Walker) -> str | None:
         if step is None:
@@ -330,8 +401,8 @@ class _Function:
             return Outcome(HowFar(Part.FUNCTION, "not", tuple(self.whys)), notes=tuple(self.notes))
         largest = max(found.largest, 0.0)
         if self.differences:
-            message = self.differences[0].message
-            said = f"not the same function: {message[:1].lower()}{message[1:]}"
+            first = next((each for each in self.differences if each.is_first), self.differences[0])
+            said = f"not the same function: {first.message}"
         else:
             stand = f" {self.said}" if self.said else ""
             said = f"the same function to {_figure(largest)}{stand}"
@@ -350,12 +421,15 @@ class _Function:
     def _require_outputs(self, found: Walked) -> None:
         """Say so where the outputs of the two cannot be compared."""
         ends = [each for each in found.pairs if each.key[3] == OUTPUT]
-        if ends and ends[0].relative is None:
-            a, b = (
-                None if step is None or step.value is None else step.value for step in (ends[0].a, ends[0].b)
-            )
-            shapes = ["none" if each is None else " × ".join(map(str, each.shape)) for each in (a, b)]
+        if not ends:
+            return
+        both = (ends[0].a, ends[0].b)
+        a, b = (None if step is None or step.value is None else tuple(step.value.shape) for step in both)
+        if ends[0].relative is None:
+            shapes = ["none" if each is None else " × ".join(map(str, each)) for each in (a, b)]
             self.whys.append(f"the outputs have different shapes: {shapes[0]} in A and {shapes[1]} in B")
+        elif a is not None and b is not None and a != b:
+            self.whys.append(f"only the first {min(a[-1], b[-1])} outputs were compared: one side has more")
 
     def _forwards(self, walker: _Walker) -> int:
         fused = any(len(p.roles) > 1 for b in walker.opened.holdings.anatomy.branches for p in b.projections)
@@ -378,11 +452,20 @@ def _open(side: Side) -> Opened:
     return opened
 
 
+def _is_entry(scene: Scene, name: str) -> bool:
+    """Whether a norm's input is the branch's entry, whose gradient includes the skip's, on one side."""
+    return name.endswith(" in") and any(
+        name in half.places and "entry" in half.places and half.places[name].site == half.places["entry"].site
+        for half in (scene.a, scene.b)
+    )
+
+
 def _alike(found: Iterable[Change]) -> list[list[Change]]:
     """Changes of one kind in one role, together."""
     groups: dict[tuple[Any, ...], list[Change]] = {}
     for each in found:
-        groups.setdefault((each.name, each.role, str(each.a), str(each.b)), []).append(each)
+        role = "" if each.name == "weights-rounded" else each.role
+        groups.setdefault((each.name, role, str(each.a), str(each.b)), []).append(each)
     return list(groups.values())
 
 

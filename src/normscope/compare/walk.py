@@ -99,6 +99,7 @@ class Twin:
         shaken: bool = False,
         before: bool = False,
         real: Tensor | None = None,
+        columns: int | None = None,
         seed: int = 0,
     ) -> tuple[Step, ...]:
         """The steps of one forward in eval mode, in the order of the forward.
@@ -112,6 +113,7 @@ class Twin:
                 rounding reaches.
             before: whether a step that a patch replaces is given as it was before.
             real: (B, T), true at the tokens whose outputs count; the others get no gradient.
+            columns: number of outputs of a token that count, the first ones; None for all.
             seed: of the random generators during the forward.
         """
         with self._world(weights, patches, shaken) as model, seeded(seed):
@@ -123,7 +125,7 @@ class Twin:
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
                 made = self._applied.before
                 gradients = gradients and not self._applied.rough
-            return self._steps(output, found, gradients, real, made)
+            return self._steps(output, found, gradients, (real, columns), made)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -199,7 +201,7 @@ class Twin:
         output: Any,
         found: Mapping[Site, Tensor],
         gradients: bool,
-        real: Tensor | None,
+        counted: tuple[Tensor | None, int | None],
         made: Mapping[Site, Tensor],
     ) -> tuple[Step, ...]:
         """The steps; where a patch put a tensor, the step that made it has its own value (`made`)."""
@@ -213,7 +215,9 @@ class Twin:
         own: dict[str, Tensor] = {}
         final_grad = None
         if gradients and final is not None and final.requires_grad:
-            final_grad = cotangent(final)
+            final_grad, (real, columns) = cotangent(final), counted
+            if columns is not None and final.shape[-1] > columns:
+                final_grad[..., columns:] = 0.0
             if real is not None and final.shape[:2] == real.shape:
                 final_grad = final_grad * real.to(final_grad).reshape(*real.shape, *[1] * (final.ndim - 2))
             parameters = dict(named_parameters(self.model))
