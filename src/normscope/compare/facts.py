@@ -137,6 +137,15 @@ NAMES: dict[str, str] = {
         name.replace("_", "-"): f"{fact.subject.rstrip(':')} different in the two models."
         for name, fact in FACTS.items()
     },
+    "function": "The two compute different tensors at a place, for no reason that is known.",
+    "gradient": "The values agree, but the gradients part at a place.",
+    "random": "One side is random in eval mode, the other is not.",
+    "weights": "Given weights differ.",
+    "weights-order": "Given weights are the same in another order: rows, columns, heads, or q, k and v.",
+    "weights-rounded": "Given weights are the same, rounded to a narrower type.",
+    "weights-scaled": "Given weights differ by a factor.",
+    "weights-shifted": "Given weights differ by a number that is added, such as a gain's 1.",
+    "weights-transposed": "A given square weight is transposed.",
     "init-scale": "Fresh weights of a role have another standard deviation.",
     "init-mean": "Fresh weights of a role have another mean, such as norm gains of 0 instead of 1.",
     "init-law": "Fresh weights of a role have another law, such as uniform instead of normal.",
