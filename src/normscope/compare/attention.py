@@ -277,10 +277,8 @@ def _turn(way: _Way, replay: Replay) -> tuple[Tensor, Tensor] | None:
         heads = [v for v in cuts(start, end) if len(v.shape) > 2 and v.shape[-1] == width]
         if not heads or not between(heads[0], end):
             continue
-        x = (
-            torch.linspace(1.0, 2.0, width, dtype=torch.float64)
-            * torch.tensor([1.0, -1.3]).repeat((width + 1) // 2)[:width].double()
-        )
+        signs = torch.tensor([1.0, -1.3, 1.1]).repeat(width // 3 + 1)[:width].double()
+        x = torch.linspace(1.0, 2.0, width, dtype=torch.float64) * signs
         given = x.expand(heads[0].shape).clone()
         (y,) = replay.run({heads[0]: given}, [end])
         (zero,) = replay.run({heads[0]: torch.zeros_like(given)}, [end])
@@ -308,24 +306,35 @@ def _by_token(y: Tensor, end: Value) -> Tensor | None:
 
 
 def _rotary(x: Tensor, y: Tensor) -> Facts:
-    """Layout, width, base and scaling of a rotation of pairs of features by angles linear in the position."""
+    """Layout, width, base and scaling of a rotation of pairs of features by angles linear in the position.
+
+    The layout is that of the pairs in `x`. Their order in `y` does not matter, as queries and keys share it.
+    """
     turning = [int(i) for i in ((y - y[:1]).abs().max(0).values > 1e-9).nonzero()[:, 0]]
     number = len(turning)
     facts: Facts = {"rotary_width": number}
     if number % 2:
         return facts
-    half = number // 2
-    layouts = {
-        "halves": [(turning[i], turning[i + half]) for i in range(half)],
-        "neighbours": [(turning[2 * i], turning[2 * i + 1]) for i in range(half)],
-    }
-    for name, pairs in layouts.items():
-        first, second = (torch.tensor(each) for each in zip(*pairs, strict=True))
-        z = torch.complex(y[:, first], y[:, second])
+    for after in _layouts(turning).values():
+        z = torch.complex(y[:, after[0]], y[:, after[1]])
         if bool(((z.abs() - z[:1].abs()).abs() > 1e-5 * z[:1].abs()).any()):
             continue
-        return facts | {"rotary_layout": name} | _base(z, number)
+        facts |= _base(z, number)
+        for features in (turning, list(range(number)), list(range(len(x) - number, len(x)))):
+            for name, before in _layouts(features).items():
+                ratio = z[0].abs() / torch.hypot(x[before[0]], x[before[1]])
+                if bool((ratio - ratio[0]).abs().max() < 1e-4 * ratio[0]):
+                    return facts | {"rotary_layout": name}
     return facts
+
+
+def _layouts(features: list[int]) -> dict[str, tuple[list[int], list[int]]]:
+    """The first and the second features of all pairs, by layout."""
+    half = len(features) // 2
+    return {
+        "halves": (features[:half], features[half:]),
+        "neighbours": (features[0::2], features[1::2]),
+    }
 
 
 def _base(z: Tensor, number: int) -> Facts:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from normscope.compare.facts import FACTS, differing, in_words, name_of, sentence
-from normscope.compare.types import Difference, Pair, Part
+from normscope.compare.types import Difference, Pair, Part, Place
 
 Site = tuple[str | None, str | None]
 
@@ -29,11 +29,20 @@ def _differences(pair: Pair) -> Iterator[tuple[tuple[Any, ...], tuple[Any, Any],
         key = (here.level, here.facts.get("kind"), a is None)
         yield key, (None, None), (a.name if a else None, b.name if b else None)
         return
-    for fact in differing(a.facts, b.facts):
-        values = a.facts[fact], b.facts[fact]
-        yield (fact, *(in_words(fact, value) for value in values)), values, (a.name, b.name)
+    facts = differing(a.facts, b.facts)
+    late = [fact for fact in facts if FACTS[fact].is_late]
+    for fact in facts:
+        if fact not in late:
+            yield _of_fact(fact, a, b)
     for part in pair.parts:
         yield from _differences(part)
+    for fact in late:
+        yield _of_fact(fact, a, b)
+
+
+def _of_fact(fact: str, a: Place, b: Place) -> tuple[tuple[Any, ...], tuple[Any, Any], Site]:
+    values = a.facts[fact], b.facts[fact]
+    return (fact, *(in_words(fact, value) for value in values)), values, (a.name, b.name)
 
 
 def _difference(key: tuple[Any, ...], values: tuple[Any, Any], sites: list[Site]) -> Difference:

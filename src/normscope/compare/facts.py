@@ -32,6 +32,11 @@ class Fact:
     values: Mapping[Any, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it comes after the parts of its place in the forward: the final norm, the head."""
+        return self.level == "model" or "final norm" in self.subject
+
 
 _GAIN = {True: "learnt", False: "fixed"}
 _HAS = {True: "present", False: "absent"}
