@@ -167,6 +167,30 @@ def test_places_are_folded_over_blocks(sites: list, words: str) -> None:
     assert rows.fold(handmade.difference(Part.STRUCTURE, "x", sites, 1, 2)) == words
 
 
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        (["encoder.0.attn", "decoder.0.attn"], "attention of encoder block 0, decoder block 0"),
+        (
+            ["encoder.0.attn", "decoder.0.mlp"],
+            "attention of encoder block 0; feed-forward of decoder block 0",
+        ),
+        (["encoder.0.attn", "encoder.0.mlp", "decoder.1"], "encoder block 0, decoder block 1"),
+        (["decoder.0.attn", "decoder.0.cross"], "attention and cross-attention of decoder block 0"),
+        (["decoder.0.attn", "decoder.0.cross", "decoder.0.mlp"], "decoder block 0"),
+    ],
+)
+def test_places_in_several_stacks_name_the_branches_that_are_meant(sites: list[str], words: str) -> None:
+    model = handmade.two_stacks().rows.a
+    rows = Rows(handmade.aligned(model, model))
+    full = [
+        each.replace("encoder.", "encoder.block.").replace("decoder.", "decoder.block.") for each in sites
+    ]
+    full = [f"{each[:-4]}SelfAttention" if each.endswith("attn") else each for each in full]
+    full = [f"{each[:-3]}DenseReluDense" if each.endswith("mlp") else each for each in full]
+    assert rows.fold(handmade.difference(Part.STRUCTURE, "x", [(each, each) for each in full], 1, 2)) == words
+
+
 def test_calls_of_a_shared_module_are_blocks_of_their_own() -> None:
     shared = handmade.stack(0)
     shared = replace(shared, parts=tuple(handmade.block(f"layer@{i}" if i else "layer") for i in range(3)))
@@ -178,7 +202,8 @@ def test_calls_of_a_shared_module_are_blocks_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
-        (1e-5, 1e-6, ("1e-05", "1e-06")),
+        (1e-5, 1e-6, ("1e-5", "1e-6")),
+        (0.0883318, 0.0720435, ("0.08833", "0.07204")),
         (0.02, 0.02 + 1e-9, ("0.02", "0.020000001")),
         (None, "post", ("none", "post")),
         (True, False, ("yes", "no")),

@@ -105,8 +105,14 @@ class Rows:
             return f"stack {', '.join(names)}" if len(self.stacks) > 1 else "the stack"
         if any(spot.row is None for spot in spots):
             return sites_of(difference)
-        words = [self._in_blocks(i, difference) for i in range(len(self.stacks))]
-        return ", ".join(filter(None, [*words, self._leaf(difference)]))
+        found = [each for i in range(len(self.stacks)) if (each := self._in_blocks(i, difference))[1]]
+        shared = {kinds for kinds, _ in found}
+        if len(shared) == 1:
+            (kinds,) = shared
+            words = f"{kinds} of " * bool(kinds) + ", ".join(blocks for _, blocks in found)
+        else:
+            words = "; ".join(f"{kinds} of {blocks}" if kinds else blocks for kinds, blocks in found)
+        return ", ".join(filter(None, [words, self._leaf(difference)]))
 
     def _leaf(self, difference: Difference) -> str:
         """The module or parameter inside of blocks or branches, where all have the same: "ln_1 | norm1"."""
@@ -121,10 +127,11 @@ class Rows:
             (pair.a and pair.a.name) == a and (pair.b and pair.b.name) == b for pair in self.whole.parts
         )
 
-    def _in_blocks(self, stack: int, difference: Difference) -> str:
-        """The blocks of a stack: "attention of blocks 0–3", "blocks 2–3 of B"."""
+    def _in_blocks(self, stack: int, difference: Difference) -> tuple[str, str]:
+        """Kinds of branches, "" where all are meant, and blocks of a stack: "attention", "blocks 2–3 of B"."""
         numbers: dict[str, set[int]] = {"": set(), " of A": set(), " of B": set()}
-        kinds = set()
+        rows: set[int] = set()
+        kinds: dict[str, None] = {}
         for a, b in difference.sites:
             spot = self.spot(a, b)
             if spot.stack != stack or spot.row is None:
@@ -132,11 +139,17 @@ class Rows:
             row = self.stacks[stack][spot.row]
             number, ending = (row.b, " of B") if not a else (row.a, "" if b else " of A")
             numbers[ending] |= set() if number is None else {number}
-            kinds.add(self._kind(spot))
+            rows.add(spot.row)
+            kinds[self._kind(spot)] = None
         named = ", ".join(_numbered(sorted(found), ending) for ending, found in numbers.items() if found)
-        kind = kinds.pop() if len(kinds) == 1 else ""
+        present = {
+            self._kind(Spot(stack, row, n))
+            for row in rows
+            for n in range(len(self.stacks[stack][row].pair.parts))
+        }
+        is_all = "" in kinds or (present == set(kinds) and len(present) > 1)
         name = f"{self.stack_name(stack)} " if len(self.stacks) > 1 else ""
-        return "" if not named else f"{kind} of {name}{named}" if kind else f"{name}{named}"
+        return "" if is_all else " and ".join(kinds), f"{name}{named}" if named else ""
 
     def _kind(self, spot: Spot) -> str:
         if spot.stack is None or spot.row is None or spot.branch is None:
@@ -186,9 +199,11 @@ def _holder(site: str, known: dict[str, Spot]) -> str | None:
 
 
 def _inside(site: str, known: dict[str, Spot]) -> str:
-    """The end of `site` that is inside of the known place; "" for the place itself."""
-    held = (_holder(site, known) or "").partition("@")[0]
-    return site.partition("@")[0][len(held) :].lstrip(".") if held else ""
+    """The end of `site` that is inside of a known block or branch; "" for the place itself."""
+    held = _holder(site, known)
+    if held is None or known[held].row is None:
+        return ""
+    return site.partition("@")[0][len(held.partition("@")[0]) :].lstrip(".")
 
 
 def _prefixes(path: str) -> Iterable[str]:

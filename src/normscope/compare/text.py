@@ -79,7 +79,8 @@ def _difference(diff: Diff, each: Difference, width: int) -> Iterator[Renderable
         yield indented(Text(each.message))
     elif is_first and place != (sites := sites_of(each)):
         yield indented(Text(f"at {sites}", style="dim"))
-    for words in filter(None, (*each.evidence, confirmed(each))):
+    proofs = (*each.evidence, confirmed(each)) if each.part is Part.FUNCTION else ()
+    for words in filter(None, proofs):
         yield indented(Text(words, style="dim"))
 
 

@@ -180,8 +180,8 @@ def values(difference: Difference) -> tuple[str, str] | None:
 
 def spelled(value: Any, fact: str = "", *, exactly: bool = False) -> str:
     """A value in words: "1e-05", "gains 0.1, biases 0", or those of the fact."""
-    if isinstance(value, float) and exactly:
-        return repr(value)
+    if isinstance(value, float) and (exactly or fact not in FACTS):
+        return repr(value) if exactly else figure(value, 4)
     if isinstance(value, Mapping):
         named = (f"{key} {spelled(each, exactly=exactly)}" for key, each in value.items())
         return ", ".join(named) or "none"
