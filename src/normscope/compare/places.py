@@ -128,7 +128,7 @@ class Rows:
         )
 
     def _in_blocks(self, stack: int, difference: Difference) -> tuple[str, str]:
-        """Kinds of branches, "" where all are meant, and blocks of a stack: "attention", "blocks 2–3 of B"."""
+        """Kinds of branches, "" for all, and blocks of a stack: "attention", "blocks 2–3 of B"."""
         numbers: dict[str, set[int]] = {"": set(), " of A": set(), " of B": set()}
         rows: set[int] = set()
         kinds: dict[str, None] = {}
