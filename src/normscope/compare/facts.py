@@ -24,13 +24,15 @@ class Fact:
         subject: beginning of the sentence, with its verb: "The norms' ε is".
         values: words for values; others are said by `in_words`.
         needs: facts that must agree before this one is compared: the ε of two different norms is no
-            difference of its own.
+            difference of its own, and neither is the width of a head where the number of heads differs.
+        alike: values whose difference another fact says: a scaled add has a scale.
     """
 
     level: Level
     subject: str
     values: Mapping[Any, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    alike: frozenset[Any] = frozenset()
 
     @property
     def is_late(self) -> bool:
@@ -81,7 +83,7 @@ FACTS: dict[str, Fact] = {
     "final_norm_gain": Fact("stack", "The final norm's gain is", _GAIN, needs=("final_norm",)),
     "final_norm_bias": Fact("stack", "The final norm's bias is", _HAS, needs=("final_norm",)),
     "final_norm_offset": Fact("stack", "The final norm multiplies by", _OFFSET, needs=("final_norm",)),
-    "has_final_norm": Fact("stack", "The final norm is", _HAS),
+    "has_final_norm": Fact("stack", "The final norm is", _HAS, needs=("final_norm",)),
     "parallel": Fact("block", "The branches are", {True: "parallel", False: "one after the other"}),
     "kind": Fact("branch", "The branch is"),
     "placement": Fact("branch", "The placement of the norms is"),
@@ -92,13 +94,13 @@ FACTS: dict[str, Fact] = {
     "norm_offset": Fact("branch", "The norms multiply by", _OFFSET, needs=("norm",)),
     "entry_scale": Fact("branch", "The factor after the norm at the entry is"),
     "inner_norm": Fact("branch", "A norm before the last map is", _HAS),
-    "join": Fact("branch", "The branch joins the stream by"),
-    "stream_scale": Fact("branch", "The factor on the stream is"),
-    "branch_scale": Fact("branch", "The factor on the branch is"),
+    "join": Fact("branch", "The branch joins the stream by", alike=frozenset({"add", "scaled"})),
+    "stream_scale": Fact("branch", "The factor on the stream is", needs=("join",)),
+    "branch_scale": Fact("branch", "The factor on the branch is", needs=("join",)),
     "heads": Fact("branch", "The number of heads is"),
-    "kv_heads": Fact("branch", "The number of key and value heads is"),
-    "head_width": Fact("branch", "The width of a head is"),
-    "value_width": Fact("branch", "The width of a head's values is"),
+    "kv_heads": Fact("branch", "The number of key and value heads is", needs=("heads",)),
+    "head_width": Fact("branch", "The width of a head is", needs=("heads",)),
+    "value_width": Fact("branch", "The width of a head's values is", needs=("heads", "head_width")),
     "qk_norm": Fact(
         "branch", "The norm on queries and keys is", {"head": "of each head", "full": "of the full width"}
     ),
@@ -113,12 +115,16 @@ FACTS: dict[str, Fact] = {
     "value_norm": Fact("branch", "The norm on the values is", _HAS),
     "causal": Fact("branch", "The attention is", {True: "causal", False: "bidirectional"}),
     "window": Fact("branch", "The attention's window in tokens is"),
-    "attention_scale": Fact("branch", "The factor on the attention's logits is"),
+    "attention_scale": Fact(
+        "branch", "The factor on the attention's logits is", needs=("heads", "head_width")
+    ),
     "logit_cap": Fact("branch", "The soft cap of the attention's logits is"),
     "attention_positions": Fact("branch", "The positions in the attention are"),
     "rotary_base": Fact("branch", "The base of the rotary positions is", needs=("attention_positions",)),
     "rotary_layout": Fact("branch", "The rotary positions turn", needs=("attention_positions",)),
-    "rotary_width": Fact("branch", "The rotated width of a head is", needs=("attention_positions",)),
+    "rotary_width": Fact(
+        "branch", "The rotated width of a head is", needs=("attention_positions", "heads", "head_width")
+    ),
     "rotary_scaling": Fact(
         "branch", "The scaling of the rotary positions is", needs=("attention_positions",)
     ),
@@ -201,8 +207,12 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     A fact that needs another one to agree is left out where that one differs or is unknown to one side.
     """
     known = [name for name in FACTS if name in a and name in b]
-    apart = [name for name in known if not same_value(a[name], b[name])]
+    apart = [name for name in known if not _same(FACTS[name], a[name], b[name])]
     return [name for name in apart if not any(needed in apart for needed in FACTS[name].needs)]
+
+
+def _same(fact: Fact, a: Any, b: Any) -> bool:
+    return same_value(a, b) or bool(fact.alike and {a, b} <= fact.alike)
 
 
 def in_words(fact: str, value: Any) -> str:

@@ -32,6 +32,8 @@ LEAST_KURTOSIS = 0.15
 LEAST_TAIL = 1e-9
 """Probability that the largest values all come from one side by chance, under which the tails differ."""
 _SAMPLE = 2048
+_MOST = 2**18
+"""Values of one parameter and seed at most that count; of more, evenly spaced ones."""
 _ROWS = 256
 """Rows of a matrix at most that are tested for being orthogonal."""
 _ORTHOGONAL = 0.15
@@ -150,15 +152,16 @@ class _One:
 
 
 def _one(tensor: Tensor, first: bool) -> _One:
-    values = tensor.double().flatten()
+    flat = tensor.flatten()
+    values = flat[:: -(-len(flat) // _MOST)].double()
     sums = tuple(float((values**k).sum()) for k in (1, 2, 3, 4))
     step = max(1, len(values) // _SAMPLE)
     rows = tensor.flatten(1) if tensor.dim() > 1 else None
     return _One(
         len(values),
         sums,  # type: ignore[arg-type]
-        float(values.min()),
-        float(values.max()),
+        float(flat.min()),
+        float(flat.max()),
         int((~rows.any(1)).sum()) if rows is not None and bool(rows.any()) else 0,
         _spread(tensor) if first else None,
         values[::step][:_SAMPLE].float().cpu(),

@@ -113,6 +113,7 @@ class _Reader:
             facts["embedding_dropout"] = self._dropout_at(entry)
             known = self._read(lambda: dict(entry_parameters(entry, facts.get("context"))))
         final = stack.final_norm
+        facts["has_final_norm"] = final is not None
         norm = self.at[final.output].norm if final is not None and final.output in self.at else None
         if final is None or norm is not None:
             facts |= norm_facts([norm] if norm is not None else [], self.parameters, "final_norm")
