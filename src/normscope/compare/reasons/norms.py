@@ -94,7 +94,8 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
         b_now["eps"] = a["eps"]
     b.update(b_now)
     gain_a, gain_b = _gain(a), _gain(b)
-    if a["offset"] != b["offset"] and a["weight"] is not None and b["weight"] is not None:
+    is_gain_same = gain_a is not None and gain_b is not None and distance(gain_a, gain_b) < FITS
+    if a["offset"] != b["offset"] and gain_a is not None and gain_b is not None and not is_gain_same:
         words = {0.0: "w", 1.0: "1 + w"}
         left, right = words[a["offset"]], words[b["offset"]]
         message = f"The {subject} multiplies by {left} in A and by {right} in B, where w is its weight."
