@@ -55,8 +55,7 @@ class Twin:
     Attributes:
         subject: whose model it is.
         model: the copy.
-        is_rebuilt: whether the copy was built in float64, so that its tables of positions have no rounding of
-            float32; otherwise they were widened.
+        rough: names of buffers with the rounding of float32, such as tables of positions; others are exact.
         graph, anatomy: the reading of the copy.
         forwards: number of forwards so far.
         masks: parameter → role → which features of it, for fused q, k and v; see `read_masks`.
@@ -65,7 +64,7 @@ class Twin:
 
     subject: Subject
     model: nn.Module
-    is_rebuilt: bool
+    rough: frozenset[str]
     graph: Graph
     anatomy: Anatomy
     forwards: int = 0
@@ -109,7 +108,7 @@ class Twin:
             weights: parameter or buffer → value that replaces the model's own.
             patches: changes for this forward, see `patches.py`.
             gradients: whether steps have gradients, of ⟨C, output⟩ with a fixed random C.
-            shaken: multiply every parameter by 1 ± 2⁻⁵² (tables of float32 by 1 ± 2⁻²⁴), to see how far
+            shaken: multiply every parameter by 1 ± 2⁻⁵² (`rough` buffers by 1 ± 2⁻²⁴), to see how far
                 rounding reaches.
             before: whether a step that a patch replaces is given as it was before.
             real: (B, T), true at the tokens whose outputs count; the others get no gradient.
@@ -190,8 +189,7 @@ class Twin:
             plain = names.get(id(tensor), name)
             value = weights.get(plain, self._own[name])
             if shaken and tensor.is_floating_point():
-                is_table = not isinstance(tensor, nn.Parameter) and not self.is_rebuilt
-                step = 2.0**-24 if is_table else _STEP
+                step = 2.0**-24 if name in self.rough else _STEP
                 signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
                 value = value * (1 + step * signs)
             tensor.copy_(value)
@@ -265,12 +263,37 @@ def twin_of(subject: Subject, rebuilt: nn.Module | None = None) -> Twin:
         rebuilt: the same model, built inside `exact()`; its parameters get the subject's values.
     """
     model = None if rebuilt is None else _filled(rebuilt, subject.model)
-    is_rebuilt = model is not None
+    rough: frozenset[str] = frozenset()
     if model is None:
         model = wide_copy(subject.model)
+        rough = frozenset(_sharpened(model, subject.model))
     with exact():
         graph = record_forward(model, _wide_batch(subject.batch))
-    return Twin(subject, model, is_rebuilt, graph, assemble(graph), forwards=1)
+    return Twin(subject, model, rough, graph, assemble(graph), forwards=1)
+
+
+@torch.no_grad()
+def _sharpened(model: nn.Module, original: nn.Module) -> Iterator[str]:
+    """Give rotary frequencies their exact values; yield the names of the other buffers that were rounded."""
+    narrow = {name: b for name, b in original.named_buffers() if b.is_floating_point() or b.is_complex()}
+    for name, buffer in model.named_buffers():
+        if name not in narrow or narrow[name].dtype in (torch.float64, torch.complex128):
+            continue
+        exact_values = None if buffer.is_complex() else _frequencies(buffer)
+        if exact_values is not None:
+            buffer.copy_(exact_values)
+        elif not bool((buffer == buffer.round()).all()):
+            yield name
+
+
+def _frequencies(values: Tensor) -> Tensor | None:
+    """base^(−i/n) for i < n, in float64, where these are that in float32 for a base of at most six digits."""
+    n = values.numel()
+    if values.ndim != 1 or n < 2 or not bool((values > 0).all()) or float(values[0]) != 1.0:
+        return None
+    base = float(f"{float(values[-1]) ** (-n / (n - 1)):.6g}")
+    frequencies = base ** (-torch.arange(n, dtype=torch.float64) / n)
+    return frequencies if torch.allclose(values, frequencies, rtol=2.0**-20, atol=0.0) else None
 
 
 @torch.no_grad()
