@@ -1,22 +1,5 @@
-"""`normscope.diff`: the whole comparison of two models, part by part.
+"""`normscope.diff`: the whole comparison of two models, part by part."""
 
-Each part is one function here, which calls the room's files; a part that is not there yet is "not compared".
-What is called, with A and B as `Side` (side.py):
-
-    structure.structure_of(subject, anatomy) → Place              in the model's process, by `side.read`
-    structure.structure_of_report(report) → Place
-    align.align(a: Place, b: Place) → Pair
-    differences.compare_structures(rows: Pair) → tuple[Difference, ...]
-    start.start_of(build, anatomy, seeds) → plain data            in the model's process, by `side.start`
-    start.compare(a, b, rows) → Outcome
-    recipe.recipe_of(subject, anatomy) → plain data or None       in the model's process, by `side.read`
-    recipe.recipe_of_report(report) → plain data or None
-    recipe.compare(a, b, rows) → Outcome
-    function.compare(a: Side, b: Side, rows, given: Mapping[str, str], rtol: float | None) → Outcome
-    verdict.compare(report_a, report_b) → Outcome
-"""
-
-import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,10 +12,15 @@ from normscope.compare.align import align
 from normscope.compare.differences import compare_structures
 from normscope.compare.function import compare as compare_functions
 from normscope.compare.outcome import Outcome
+from normscope.compare.recipe import compare as compare_recipes
+from normscope.compare.recipe import recipe_of, recipe_of_report
 from normscope.compare.side import NotGivenError, Settings, Side
 from normscope.compare.sides import Given, opened
+from normscope.compare.start import compare as compare_starts
+from normscope.compare.start import start_of
 from normscope.compare.structure import structure_of, structure_of_report
 from normscope.compare.types import Compared, Diff, Pair, Part, Place
+from normscope.compare.verdict import compare as compare_verdicts
 from normscope.errors import UsageError, describe, suggest
 from normscope.interrupts import only_once
 from normscope.pipeline import versions
@@ -260,16 +248,6 @@ def _of_both(run: Comparison, get: Callable[[Side], Any]) -> tuple[Any, Any]:
     return values[0], values[1]
 
 
-def _file(name: str) -> Any:
-    """A file of this room; raises `_NotError` where it is not written yet."""
-    try:
-        return importlib.import_module(f"normscope.compare.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"normscope.compare.{name}":
-            raise
-        raise _NotError("this part is not built yet") from error
-
-
 def _align(run: Comparison) -> None:
     """Read both models, each once, and align their structures."""
 
@@ -302,22 +280,19 @@ def _structure(run: Comparison) -> Outcome:
 
 
 def _start(run: Comparison) -> Outcome:
-    start = _file("start")
-    a, b = _of_both(run, lambda side: side.start(start.start_of, tuple(range(SEEDS))))
-    return start.compare(a, b, run.rows)
+    a, b = _of_both(run, lambda side: side.start(start_of, tuple(range(SEEDS))))
+    return compare_starts(a, b, run.rows)
 
 
 def _recipe(run: Comparison) -> Outcome:
-    recipe = _file("recipe")
-
     def get(side: Side) -> Any:
-        found = recipe.recipe_of_report(side.report()) if side.is_saved else side.read(recipe.recipe_of)
+        found = recipe_of_report(side.report()) if side.is_saved else side.read(recipe_of)
         if found is None:
             raise NotGivenError("has no recipe; a factory that returns a normscope.Run has one")
         return found
 
     a, b = _of_both(run, get)
-    return recipe.compare(a, b, run.rows)
+    return compare_recipes(a, b, run.rows)
 
 
 def _function(run: Comparison) -> Outcome:
@@ -330,11 +305,10 @@ def _nothing(subject: Subject, anatomy: Anatomy) -> None:
 
 
 def _verdict(run: Comparison) -> Outcome:
-    verdict = _file("verdict")
     if not run.check:
         raise _NotError("it takes a check of both models: --check runs them")
     a, b = _of_both(run, lambda side: side.report())
-    return verdict.compare(a, b)
+    return compare_verdicts(a, b)
 
 
 _PARTS: dict[Part, Callable[[Comparison], Outcome]] = {
