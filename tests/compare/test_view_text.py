@@ -170,6 +170,7 @@ def test_places_are_folded_over_blocks(sites: list, words: str) -> None:
 @pytest.mark.parametrize(
     ("sites", "words"),
     [
+        (["encoder", "decoder"], "stacks encoder, decoder"),
         (["encoder.0.attn", "decoder.0.attn"], "attention of encoder block 0, decoder block 0"),
         (
             ["encoder.0.attn", "decoder.0.mlp"],

@@ -102,7 +102,9 @@ class Rows:
         spots = self.spots(difference)
         if all(self._is_stack(*each) for each in difference.sites):
             names = [self.stack_name(spot.stack) for spot in spots if spot.stack is not None]
-            return f"stack {', '.join(names)}" if len(self.stacks) > 1 else "the stack"
+            return (
+                f"stack{'s' * (len(names) > 1)} {', '.join(names)}" if len(self.stacks) > 1 else "the stack"
+            )
         if any(spot.row is None for spot in spots):
             return sites_of(difference)
         found = [each for i in range(len(self.stacks)) if (each := self._in_blocks(i, difference))[1]]

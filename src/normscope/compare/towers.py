@@ -37,8 +37,8 @@ END = 56.0
 """Height of an end of a stack, in pixels."""
 _NORMS = {"pre": 1, "post": 1, "res-post": 1, "peri": 2}
 """Norms that are drawn of a placement."""
-_EMBEDDING = "embedding"
-"""Beginning of the names of facts that belong to the input of a stack."""
+_EMBEDDING = ("embedding", "position", "context")
+"""Beginnings of the names of facts that belong to the input of a stack."""
 _SOMEWHERE = Site("", 0, "", 0)
 
 Key = tuple[int | None, int | None]
@@ -198,7 +198,9 @@ class Towers:
 
 
 def _key(difference: Difference, spot: Spot) -> Key:
-    is_at_input = spot.stack is not None and spot.row is None and difference.name.startswith(_EMBEDDING)
+    is_at_input = (
+        spot.stack is not None and spot.row is None and difference.name.startswith((*_EMBEDDING, "init"))
+    )
     return spot.stack, INPUT if is_at_input else spot.row
 
 
