@@ -52,9 +52,7 @@ def test_names_stay_text() -> None:
 def test_the_first_parting_is_the_first_item() -> None:
     lines = [line for line in render_markdown(handmade.everything()).splitlines() if line.startswith("- **")]
     assert lines[0].startswith(
-        "- **function** `rotary-layout` at attention of block 0 (transformer.h.0.attn in A, "
+        "- **function** `rotary-layout` (confirmed) at attention of block 0 (transformer.h.0.attn in A, "
     )
-    assert lines[0].endswith(
-        "A `halves`, B `interleaved`. Confirmed: undoing it makes the difference vanish."
-    )
+    assert lines[0].endswith("A `halves`, B `interleaved`.")
     assert "- **structure** `norm-eps` at blocks 0–11: A `1e-05`, B `1e-06`." in lines

@@ -104,7 +104,9 @@ def test_the_first_parting_leads_and_every_difference_is_there() -> None:
     shown = render_text(handmade.everything(), 110)
     lines = shown.splitlines()
     heads = [line.strip() for line in lines if re.match(r"  \S", line)]
-    assert heads[0].startswith("first: rotary-layout  attention of block 0  A halves · B interleaved")
+    assert heads[0].startswith(
+        "first: rotary-layout (confirmed)  attention of block 0  A halves · B interleaved"
+    )
     assert [head.split()[0] for head in heads[1:]] == [
         each.name
         for part in ("function", "structure", "start", "recipe", "verdict")
@@ -113,8 +115,7 @@ def test_the_first_parting_leads_and_every_difference_is_there() -> None:
     ]
     assert "  norm-eps  blocks 0–11  A 1e-05 · B 1e-06" in lines
     assert "  deviation  attention of blocks 0–11, c_proj.weight | o_proj.weight  A 0.00408 · B 0.02" in lines
-    assert "Confirmed: undoing it makes the difference vanish." in shown
-    assert "Not confirmed: undoing it does not make the difference vanish." in shown
+    assert "  missing-scale (not confirmed)  feed-forward of block 2  A 1 · B 0.204" in lines
     assert "start      compared partly: 2 of 74 parameters have no partner." in lines
 
 

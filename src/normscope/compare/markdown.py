@@ -83,6 +83,5 @@ def _difference(diff: Diff, each: Difference) -> str:
     words = [] if shown is None else [f"A {code(shown[0])}, B {code(shown[1])}."]
     if not is_first and not says_values_only(each):
         words.append(text(each.message))
-    return " ".join([f"- **{each.part}** {code(each.name)} at {where}:", *words, confirmed(each)]).rstrip(
-        " :"
-    )
+    name = f"{code(each.name)} ({confirmed(each)})" if confirmed(each) else code(each.name)
+    return " ".join([f"- **{each.part}** {name} at {where}:", *words]).rstrip(":")

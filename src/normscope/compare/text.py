@@ -67,7 +67,9 @@ def _difference(diff: Diff, each: Difference, width: int) -> Iterator[Renderable
     """Name, place and values; then the message, which for the first parting stands in the verdict."""
     is_first = each is first_parting(diff)
     place, shown = Rows(diff.rows).fold(each), values(each)
-    head = Text.assemble(("first: " if is_first else "", "bold red"), (each.name, "bold yellow"), "  ", place)
+    tried = f" ({words})" if (words := confirmed(each)) else ""
+    first = ("first: " if is_first else "", "bold red")
+    head = Text.assemble(first, (each.name, "bold yellow"), tried, "  ", place)
     beside = "" if shown is None else f"  A {shown[0]} · B {shown[1]}"
     if shown is not None and cell_len(head.plain + beside) + 2 <= width:
         yield indented(Text.assemble(head, "  ", *_value("A", shown[0]), " · ", *_value("B", shown[1])), 2)
@@ -79,8 +81,7 @@ def _difference(diff: Diff, each: Difference, width: int) -> Iterator[Renderable
         yield indented(Text(each.message))
     elif is_first and place != (sites := sites_of(each)):
         yield indented(Text(f"at {sites}", style="dim"))
-    proofs = (*each.evidence, confirmed(each)) if each.part is Part.FUNCTION else ()
-    for words in filter(None, proofs):
+    for words in each.evidence if each.part is Part.FUNCTION else ():
         yield indented(Text(words, style="dim"))
 
 

@@ -17,11 +17,8 @@ T = TypeVar("T")
 
 LONGEST = 80
 """Characters of a value from which on it is cut."""
-CONFIRMED = {
-    True: "Confirmed: undoing it makes the difference vanish.",
-    False: "Not confirmed: undoing it does not make the difference vanish.",
-    None: "",
-}
+CONFIRMED = {True: "confirmed", False: "not confirmed", None: ""}
+"""A reason that was tried is confirmed where undoing it makes the difference vanish."""
 _WORD = re.compile(r"[A-Z][a-z]+ ")
 """A first word that loses its capital letter within a sentence; "A", "GELU" and "LayerNorm" are names."""
 
@@ -116,7 +113,7 @@ def in_order(diff: Diff, part: Part) -> list[Difference]:
 
 
 def confirmed(each: Difference) -> str:
-    """Sentence on whether undoing it made the difference vanish; "" where that was not tried."""
+    """ "confirmed" where undoing it made the difference vanish; "" where that was not tried."""
     return CONFIRMED[each.confirmed]
 
 
