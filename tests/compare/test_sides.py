@@ -162,7 +162,7 @@ def test_what_is_no_model_is_refused() -> None:
 def test_a_model_beyond_the_memory_is_read_and_not_run() -> None:
     side = side_of("nn:decoder,depth=2,width=400000,heads=4", SETTINGS)
     assert side.read(lambda subject, anatomy: len(anatomy.blocks)) == 2
-    for ask in (lambda: side.run(failing), lambda: side.start(weights, (0,)), side.report):
+    for ask in (lambda: side.run(failing), lambda: side.start(weights, (0,)), lambda: side.reports({}, (0,))):
         with pytest.raises(NotGivenError, match="do not fit into memory"):
             ask()
 
@@ -175,9 +175,29 @@ def test_a_saved_report_is_a_side(tmp_path: Path) -> None:
         side = side_of(given, SETTINGS)
         assert side.is_saved
         assert side.report()["verdict"] == report.verdict
+        assert side.reports({}, (0, 1)) == [side.report()]
         for method, *words in (("read", failing), ("run", failing), ("start", weights, (0,))):
             with pytest.raises(NotGivenError, match="is a report"):
                 getattr(side, str(method))(*words)
+
+
+QUICK = {"steps": 0, "budget": "fast"}
+
+
+def test_a_model_is_checked_at_several_seeds_and_a_module_once() -> None:
+    seeds = [report["seed"] for report in side_of(SMALL, SETTINGS).reports(QUICK, (0, 1, 2))]
+    assert seeds == [0, 1, 2]
+    assert len(side_of(nn.TransformerEncoderLayer(16, 2, 32), SETTINGS).reports(QUICK, (0, 1))) == 1
+
+
+def test_a_model_beside_a_report_is_checked_as_the_report_was(tmp_path: Path) -> None:
+    subject = normscope.load(SMALL, batch_size=1, seq_len=8)
+    report = normscope.check(subject, steps=3, budget="fast")
+    found = normscope.diff(report, SMALL, parts="verdict", check=True, batch_size=1, seq_len=8)
+    assert found.is_same
+    assert found.parts[0].figures["reports"] == [1, 1]
+    asked = normscope.diff(report, SMALL, parts="verdict", check={"steps": 0}, batch_size=1, seq_len=8)
+    assert not asked.is_same
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from normscope.compare.verdict import compare as compare_verdicts
 from normscope.errors import UsageError, describe, suggest
 from normscope.interrupts import only_once
 from normscope.pipeline import versions
+from normscope.report.report import SCHEMA
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 
@@ -31,6 +32,8 @@ Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`, called at the start of each stage."""
 SEEDS = 4
 """Seeds at which fresh weights are drawn."""
+CHECKS = 3
+"""Seeds at which both models are checked, where both can be built again."""
 NOTHING = Pair(Place("model", ""), Place("model", ""))
 """Structures that were not read."""
 
@@ -52,7 +55,8 @@ class Comparison:
         parts: the parts to compare, in order.
         given: B's name → A's name of weights that are mapped by hand.
         rtol: largest relative difference that counts as equal; None measures the rounding.
-        check: whether models are checked for the verdict part.
+        check, options: whether models are checked for the verdict part, and options of `normscope.check`.
+        seed: the first seed of checks.
         reraise: whether an error of a part is raised.
         rows: the aligned structures.
         unread: reasons why they could not be had.
@@ -67,6 +71,8 @@ class Comparison:
     given: Mapping[str, str]
     rtol: float | None
     check: bool
+    options: Mapping[str, Any]
+    seed: int
     reraise: bool
     rows: Pair = NOTHING
     unread: tuple[str, ...] = ()
@@ -159,7 +165,7 @@ def diff(
         is_checked = (
             bool(check) or check == {} or both_saved or (parts is not None and Part.VERDICT in wanted)
         )
-        run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, reraise)
+        run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, options, seed, reraise)
         run.cost["loading"] = round(time.perf_counter() - before, 4)
         try:
             _compare(run, told)
@@ -307,8 +313,19 @@ def _nothing(subject: Subject, anatomy: Anatomy) -> None:
 def _verdict(run: Comparison) -> Outcome:
     if not run.check:
         raise _NotError("it takes a check of both models: --check runs them")
-    a, b = _of_both(run, lambda side: side.report())
+    saved = [side.report() for side in (run.a, run.b) if side.is_saved]
+    if len(saved) == 1 and saved[0].get("schema") != SCHEMA:
+        raise _NotError("one is a run, the other one a model, and a check of the model has other figures")
+    options = (_as_checked(saved[0]) if len(saved) == 1 else {}) | dict(run.options)
+    seeds = tuple(range(run.seed, run.seed + (1 if saved else CHECKS)))
+    a, b = _of_both(run, lambda side: side.reports(options, seeds))
     return compare_verdicts(a, b)
+
+
+def _as_checked(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the check that a report comes from, as far as it says them."""
+    found = {"steps": (report.get("forecast") or {}).get("steps"), "budget": report["budget"].get("name")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 _PARTS: dict[Part, Callable[[Comparison], Outcome]] = {

@@ -94,8 +94,11 @@ class RemoteSide:
         return self._asked("start", work, (seeds,))
 
     def report(self) -> Mapping[str, Any]:
-        report: Mapping[str, Any] = self._asked("report", None, ()) | {"model": self.spec}
-        return report
+        raise NotGivenError("is a model, not a report")
+
+    def reports(self, options: Mapping[str, Any], seeds: tuple[int, ...]) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = self._asked("reports", None, (options, seeds))
+        return found
 
     def close(self) -> None:
         """End the process and remove the files of the revision."""

@@ -77,7 +77,17 @@ class Side(Protocol):
         """`work(build, anatomy, seeds)`, where `build(seed)` is the model with fresh weights."""
 
     def report(self) -> Mapping[str, Any]:
-        """The data of a report, `normscope.report/1` or `normscope.run/1`: the saved one, or of a check."""
+        """The data of the saved report, `normscope.report/1` or `normscope.run/1`.
+
+        Raises:
+            NotGivenError: the side is a model.
+        """
+
+    def reports(self, options: Mapping[str, Any], seeds: tuple[int, ...]) -> list[Mapping[str, Any]]:
+        """The data of checks of the model at `seeds`, with `options` of `normscope.check`.
+
+        The saved report is the only one of its side; a module that cannot be built again has one too.
+        """
 
     @property
     def is_saved(self) -> bool:
@@ -92,16 +102,19 @@ class LiveSide:
 
     Args:
         subject: the model with its batch.
-        settings: how it was loaded.
         build: the model with fresh weights from a seed; None where it cannot be built again.
+        load: the subject from a seed; None likewise.
     """
 
     is_saved = False
 
     def __init__(
-        self, subject: Subject, settings: Settings, build: Callable[[int], nn.Module] | None = None
+        self,
+        subject: Subject,
+        build: Callable[[int], nn.Module] | None = None,
+        load: Callable[[int], Subject] | None = None,
     ) -> None:
-        self.spec, self._subject, self._settings, self._build = subject.spec, subject, settings, build
+        self.spec, self._subject, self._build, self._load = subject.spec, subject, build, load
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,11 +142,16 @@ class LiveSide:
             return work(self._build, self.anatomy, seeds)
 
     def report(self) -> Mapping[str, Any]:
-        self._require_values()
-        import normscope
+        raise NotGivenError("is a model, not a report")
 
-        report: Mapping[str, Any] = normscope.check(self._subject, **self._settings.check).to_dict()
-        return report
+    def reports(self, options: Mapping[str, Any], seeds: tuple[int, ...]) -> list[Mapping[str, Any]]:
+        self._require_values()
+        from normscope.pipeline import check
+
+        found: list[Mapping[str, Any]] = [check(self._subject, **options).to_dict()]
+        if self._load is not None:
+            found += [check(self._load(s), **options | {"seed": s}).to_dict() for s in seeds[1:]]
+        return found
 
     def _require_values(self) -> None:
         if fake_mode_of(self._subject.model) is not None:
@@ -162,6 +180,9 @@ class SavedSide:
 
     def report(self) -> Mapping[str, Any]:
         return self._report
+
+    def reports(self, options: Mapping[str, Any], seeds: tuple[int, ...]) -> list[Mapping[str, Any]]:
+        return [self._report]
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         raise NotGivenError("is a report, without weights")

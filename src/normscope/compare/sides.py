@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def live_side(spec: str, settings: Settings) -> LiveSide:
     def build(seed: int) -> nn.Module:
         return build_again(spec, subject.model, seed, device=settings.device, dtype=loading["dtype"])
 
-    return LiveSide(subject, settings, build)
+    return LiveSide(subject, build, lambda seed: load_to_read(spec, **loading | {"seed": seed}))
 
 
 def _of_revision(text: str, settings: Settings) -> RemoteSide:
@@ -161,9 +162,9 @@ def _of_object(given: Any, settings: Settings, batch: Any) -> Side:
     if isinstance(given, RunReport):
         return SavedSide(str(given.scene.path), given.to_dict())
     if isinstance(given, Subject):
-        return LiveSide(given, settings)
+        return LiveSide(given)
     if isinstance(given, nn.Module | Run) or _is_fed(given):
-        return LiveSide(_made(given, settings, batch), settings)
+        return LiveSide(_made(given, settings, batch))
     if not callable(given):
         raise UsageError(
             f"a {type(given).__name__} to compare",
@@ -186,7 +187,10 @@ def _of_object(given: Any, settings: Settings, batch: Any) -> Side:
         )
         return model
 
-    return LiveSide(_made(made(settings.seed), settings, batch), settings, build)
+    def subject(seed: int) -> Subject:
+        return _made(made(seed), replace(settings, seed=seed), batch)
+
+    return LiveSide(subject(settings.seed), build, subject)
 
 
 def _is_fed(given: Any) -> bool:
