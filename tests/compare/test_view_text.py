@@ -136,6 +136,13 @@ def test_parts_that_share_a_reason_are_one_line() -> None:
     assert "structure, start, recipe, function and verdict: not compared: A takes token ids" in shown
 
 
+def test_a_part_compared_partly_is_said_once() -> None:
+    lines = render_text(handmade.not_all(), 110).splitlines()
+    assert [line for line in lines if line.startswith("recipe")] == [
+        "recipe     no difference, compared partly: the schedules are not in the reports."
+    ]
+
+
 def test_colour_only_on_a_terminal() -> None:
     pipe, terminal = io.StringIO(), io.StringIO()
     print_diff(handmade.one(), Console(file=pipe, width=80))
@@ -213,6 +220,9 @@ def test_calls_of_a_shared_module_are_blocks_of_their_own() -> None:
         ({"gains": 0.0}, {}, ("gains 0", "none")),
         (["q", "k"], [], ("q, k", "none")),
         (float("nan"), 3, ("nan", "3")),
+        ([0.5, 0.5], [0.25, 0.5], ("0.5", "0.25, 0.5")),
+        ([1, 1, 2], [1, 1, 3], ("1, 1, 2", "1, 1, 3")),
+        (list(range(12)), [], ("0, 1, … 11 (12 values)", "none")),
     ],
 )
 def test_both_values_show_their_difference(a: object, b: object, words: tuple[str, str]) -> None:

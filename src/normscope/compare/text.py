@@ -93,7 +93,7 @@ def _rest(diff: Diff) -> Iterator[RenderableType]:
     """Parts without a difference, parts that were not compared, notes, cost."""
     yield Text("")
     for each in diff.parts:
-        if each.how != "not" and not diff.of(each.part):
+        if each.how == "whole" and not diff.of(each.part):
             yield _line(str(each.part), result(diff, each))
     for names, why in not_compared(diff):
         yield _line(names[0], why) if len(names) == 1 else Text(f"{listed(names)}: {why}")

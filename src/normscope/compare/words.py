@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 LONGEST = 80
 """Characters of a value from which on it is cut."""
+MOST_VALUES = 6
+"""Different values of a list that are shown in full."""
 CONFIRMED = {True: "confirmed", False: "not confirmed", None: ""}
 """A reason that was tried is confirmed where undoing it makes the difference vanish."""
 _WORD = re.compile(r"[A-Z][a-z]+ ")
@@ -119,11 +121,12 @@ def confirmed(each: Difference) -> str:
 
 def not_compared(diff: Diff) -> list[tuple[list[str], str]]:
     """Parts that are not whole and why, "not compared: it is a report."; one item for the same reason."""
-    how = {"not": "not compared", "partly": "compared partly"}
     found: dict[str, list[str]] = {}
     for each in diff.parts:
         if each.how != "whole":
-            why = f"{how[each.how]}: {'; '.join(each.why) or 'no reason was given'}"
+            partly = "compared partly" if diff.of(each.part) else "no difference, compared partly"
+            how = "not compared" if each.how == "not" else partly
+            why = f"{how}: {'; '.join(each.why) or 'no reason was given'}"
             found.setdefault(ended(why), []).append(str(each.part))
     return [(parts, why) for why, parts in found.items()]
 
@@ -183,7 +186,12 @@ def spelled(value: Any, fact: str = "", *, exactly: bool = False) -> str:
         named = (f"{key} {spelled(each, exactly=exactly)}" for key, each in value.items())
         return ", ".join(named) or "none"
     if isinstance(value, list | tuple) and value:
-        return ", ".join(spelled(each, exactly=exactly) for each in value)
+        shown = list(dict.fromkeys(spelled(each, exactly=exactly) for each in value))
+        if len(shown) > MOST_VALUES:
+            return f"{shown[0]}, {shown[1]}, … {shown[-1]} ({len(value)} values)"
+        return (
+            ", ".join(shown) if len(shown) in (1, len(value)) else ", ".join(spelled(each) for each in value)
+        )
     if isinstance(value, bool) and fact not in FACTS:
         return "yes" if value else "no"
     return " ".join(in_words(fact, value).split())
