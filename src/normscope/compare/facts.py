@@ -195,7 +195,7 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a == b
     if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=REL_TOL, abs_tol=1e-30)
+        return math.isclose(a, b, rel_tol=REL_TOL, abs_tol=1e-30) or (a != a and b != b)  # both NaN
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same_value, a, b))
     return bool(a == b)
