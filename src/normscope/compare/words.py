@@ -189,9 +189,7 @@ def spelled(value: Any, fact: str = "", *, exactly: bool = False) -> str:
         shown = list(dict.fromkeys(spelled(each, exactly=exactly) for each in value))
         if len(shown) > MOST_VALUES:
             return f"{shown[0]}, {shown[1]}, … {shown[-1]} ({len(value)} values)"
-        return (
-            ", ".join(shown) if len(shown) in (1, len(value)) else ", ".join(spelled(each) for each in value)
-        )
+        return shown[0] if len(shown) == 1 else ", ".join(spelled(each, exactly=exactly) for each in value)
     if isinstance(value, bool) and fact not in FACTS:
         return "yes" if value else "no"
     return " ".join(in_words(fact, value).split())
