@@ -290,6 +290,41 @@ class Complex(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(b, t, -1))
 
 
+class Functions(nn.Module):
+    """The decoder in one module, whose output biases are added after the residual sums."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o = o
+        self.tokens, self.where = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
+        shapes = {
+            "wq": (WIDTH, WIDTH),
+            "wk": (WIDTH, WIDTH),
+            "wv": (WIDTH, WIDTH),
+            "wo": (WIDTH, WIDTH),
+            "wu": (WIDTH, o.hidden),
+            "wd": (o.hidden, WIDTH),
+        }
+        for n in range(o.depth):
+            for name, shape in shapes.items():
+                self.register_parameter(f"{name}{n}", nn.Parameter(torch.randn(shape) * 0.1))
+                self.register_parameter(f"b{name}{n}", nn.Parameter(torch.zeros(shape[1])))
+        self.norms = nn.ModuleList(norm(o) for _ in range(2 * o.depth + 1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        o, (b, t) = self.o, ids.shape
+        x = self.tokens(ids) + self.where(torch.arange(t))
+        for n in range(o.depth):
+            w = {name[:-1]: p for name, p in self.named_parameters() if name.endswith(str(n))}
+            h = self.norms[2 * n](x)
+            q, k, v = ((h @ w[f"w{i}"] + w[f"bw{i}"]).view(b, t, o.heads, -1).transpose(1, 2) for i in "qkv")
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + y.transpose(1, 2).reshape(b, t, -1) @ w["wo"] + w["bwo"]
+            h = self.norms[2 * n + 1](x)
+            x = x + F.gelu(h @ w["wu"] + w["bwu"]) @ w["wd"] + w["bwd"]
+        return self.norms[-1](x) @ self.tokens.weight.T
+
+
 def with_attention(kind: type[nn.Module], options: Options) -> nn.Module:
     """The plain decoder with another attention."""
     return type("Other", (Plain,), {"attention": kind})(options)

@@ -174,4 +174,18 @@ def test_given_weights_beside_drawn_ones_are_not_compared() -> None:
     assert found.compared.how == "not"
     assert "the weights of B are the same at every seed" in found.compared.why[0]
     both = outcome(lambda seed: fresh(3), lambda seed: fresh(7))
-    assert (both.compared.how, both.differences) == ("partly", ())
+    assert (both.compared.how, both.differences) == ("not", ())
+    assert "the weights of A and of B" in both.compared.why[0]
+
+
+def test_one_weight_that_was_lost_leaves_the_others_given() -> None:
+    fresh = build("plain", plainly)
+
+    def with_a_lost_weight(seed: int) -> nn.Module:
+        model, other = fresh(7), fresh(seed)
+        model.get_submodule("layers.0.mlp.up").load_state_dict(
+            other.get_submodule("layers.0.mlp.up").state_dict()
+        )
+        return model
+
+    assert outcome(with_a_lost_weight, fresh).compared.how == "not"

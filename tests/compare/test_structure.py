@@ -9,6 +9,7 @@ from made import (
     WAYS,
     Complex,
     Einsums,
+    Functions,
     Loops,
     Options,
     TorchAttention,
@@ -62,6 +63,10 @@ def test_a_model_and_its_refactoring_do_not_differ(change: str, other: str) -> N
 @pytest.mark.parametrize("kind", [TorchAttention, Loops, Einsums])
 def test_attentions_of_other_codes_are_the_same(kind: type[nn.Module]) -> None:
     assert differences(made("plain", Options()), with_attention(kind, Options())) == ()
+
+
+def test_biases_after_the_residual_sums_are_the_branches() -> None:
+    assert differences(made("plain", Options()), Functions(Options())) == ()
 
 
 def test_complex_numbers_turn_neighbours() -> None:

@@ -1,38 +1,17 @@
 """Name an activation by its values, whatever code computes it."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Op, Value, comes_from
 from normscope.anatomy.ops import SAME, matmul_operands, weight_of
 from normscope.anatomy.replay import CannotReplay, Replay
+from normscope.compare.formulas import ACTIVATIONS
 from normscope.compare.norms import bias_of
 
 _TOL = 1e-5
 """Largest error relative to the largest value. Exact and tanh GELU differ by 1e-4 of that on the grid."""
-_NAMED = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": F.silu,
-    "relu_squared": lambda x: F.relu(x).square(),
-    "square": torch.square,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "elu": F.elu,
-    "selu": F.selu,
-    "celu": F.celu,
-    "mish": F.mish,
-    "leaky_relu": F.leaky_relu,
-    "hardswish": F.hardswish,
-    "softplus": F.softplus,
-    "relu6": F.relu6,
-    "sine": torch.sin,
-}
 _ENDS = 6.0
 """The grid goes from minus this to this: quick GELU and SiLU differ there, and ReLU6 from ReLU beyond it."""
 _WIDER = 8.0
@@ -131,7 +110,7 @@ def _values(starts: list[Value], end: Value, found: list[Place], replay: Replay,
 def name_of_values(x: Tensor, y: Tensor) -> str:
     """Name of a function with these values, with a factor in front where there is one."""
     largest = y.abs().max().clamp_min(1e-12)
-    for name, function in _NAMED.items():
+    for name, function in ACTIVATIONS.items():
         z = function(x)
         factor = (y * z).sum() / (z * z).sum()
         if bool((y - factor * z).abs().max() <= _TOL * largest):

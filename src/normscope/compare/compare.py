@@ -1,5 +1,6 @@
 """`normscope.diff`: the whole comparison of two models, part by part."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 from normscope.anatomy import Anatomy
 from normscope.compare.align import align
-from normscope.compare.differences import compare_structures
+from normscope.compare.differences import compare_structures, made_up_for
 from normscope.compare.function import compare as compare_functions
 from normscope.compare.outcome import Outcome
 from normscope.compare.recipe import compare as compare_recipes
@@ -213,7 +214,22 @@ def _compare(run: Comparison, progress: Progress) -> None:
         progress(str(part), done, total)
         with run.timed(str(part)):
             run.outcomes[part] = _outcome(run, part)
+    _weigh(run)
     progress("done", total, total)
+
+
+def _weigh(run: Comparison) -> None:
+    """Drop the differences of the structure that the weights make up for."""
+    structure, function = run.outcomes.get(Part.STRUCTURE), run.outcomes.get(Part.FUNCTION)
+    if structure is None or function is None or function.differences:
+        return
+    if function.compared.how == "whole" and "as they stand" in function.compared.said:
+        kept, notes = made_up_for(structure.differences)
+        said = structure.compared.said if kept or structure.compared.said else "the same structure"
+        compared = dataclasses.replace(structure.compared, said=said)
+        run.outcomes[Part.STRUCTURE] = dataclasses.replace(
+            structure, compared=compared, differences=kept, notes=(*structure.notes, *notes)
+        )
 
 
 def _outcome(run: Comparison, part: Part) -> Outcome:

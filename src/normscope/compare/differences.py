@@ -1,9 +1,9 @@
 """Differences between two aligned structures, one for all the sites at which it occurs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from normscope.compare.facts import FACTS, differing, in_words, name_of, sentence
+from normscope.compare.facts import FACTS, MADE_UP_FOR, differing, in_words, name_of, sentence
 from normscope.compare.types import Difference, Pair, Part, Place
 
 Site = tuple[str | None, str | None]
@@ -56,3 +56,17 @@ def _difference(key: tuple[Any, ...], values: tuple[Any, Any], sites: list[Site]
     words = f"{has} has {number} {one if number == 1 else many} that {lacks} lacks."
     a, b = (None, number) if only_b else (number, None)
     return Difference(Part.STRUCTURE, name, tuple(sites), a, b, words)
+
+
+def made_up_for(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """The differences without those that the weights make up for, and notes on these.
+
+    For two models whose functions agree as their weights stand.
+    """
+    kept = tuple(each for each in found if each.name not in MADE_UP_FOR)
+    notes = (
+        f"{each.message} The weights make up for it: the functions agree as they stand."
+        for each in found
+        if each.name in MADE_UP_FOR
+    )
+    return kept, tuple(notes)

@@ -10,7 +10,8 @@ from normscope.anatomy.graph import Graph, Op, Value, ancestors, between, comes_
 from normscope.anatomy.ops import CONVOLUTIONS, PARTS, SAME, weight_of
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.replay import CannotReplay, Replay
-from normscope.compare.norms import bias_of, norm_facts
+from normscope.compare.activation import biased, read_activation
+from normscope.compare.norms import bias_of, norm_facts, one
 
 Facts = dict[str, Any]
 _TINY, _HUGE = 1e-3, 1e6
@@ -185,6 +186,12 @@ def head_facts(graph: Graph, hidden: Value, tables: set[Value], replay: Replay) 
         facts["tied_head"] = parameter in tables
     norms = [v.norm for v in part if v.norm is not None]
     facts["head_norms"] = len(norms)
+    if norms:
+        facts["head_norm_eps"] = one([norm.eps for norm in norms])
+    if len(maps) == 2 and maps[0].op is not None:
+        start, end = biased(maps[0].op), next(v for v in op.inputs if v.live).behind(SAME)
+        read = read_activation([start], norms[0].input if norms else end, replay)
+        facts |= {"head_activation": read[0]} if read is not None else {}
     return facts | _head_numbers(op, hidden, end, bool(norms) or len(maps) > 1, replay)
 
 

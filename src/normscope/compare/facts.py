@@ -49,6 +49,8 @@ FACTS: dict[str, Fact] = {
     "tied_head": Fact("model", "The head's weight is", {True: "the embedding's", False: "its own"}),
     "head_maps": Fact("model", "The number of linear maps after the last block is", needs=("outputs",)),
     "head_norms": Fact("model", "The number of norms in the head is", needs=("outputs",)),
+    "head_norm_eps": Fact("model", "The ε of the norm in the head is", needs=("head_norms",)),
+    "head_activation": Fact("model", "The activation in the head is", needs=("head_maps",)),
     "head_bias": Fact("model", "The head's bias is", _HAS, needs=("outputs",)),
     "head_scale": Fact("model", "The factor on the output logits is"),
     "head_cap": Fact("model", "The soft cap of the output logits is"),
@@ -190,12 +192,23 @@ def name_of(fact: str) -> str:
     return fact.replace("_", "-")
 
 
+_SCALES = ("attention", "embedding", "position", "entry", "stream", "branch", "head")
+MADE_UP_FOR = frozenset(
+    {
+        "rotary-layout",
+        *(f"{what}-scale" for what in _SCALES),
+        *(name_of(name) for name in FACTS if name.endswith("norm_offset")),
+    }
+)
+"""Differences that weights can make up for: q and k permuted for another layout, gains shifted by one."""
+
+
 def same_value(a: Any, b: Any) -> bool:
     """Whether two values of a fact are one; numbers agree to `REL_TOL`."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a == b
     if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=REL_TOL, abs_tol=1e-30)
+        return math.isclose(a, b, rel_tol=REL_TOL, abs_tol=1e-30) or (a != a and b != b)  # both NaN
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same_value, a, b))
     return bool(a == b)

@@ -59,6 +59,16 @@ def norm_bias(norm: FoundNorm) -> Value | None:
     return None
 
 
+def bias_behind(total: Value) -> Value | None:
+    """The bias that is added after a residual sum, as `x = x + y @ w + b` does."""
+    users = [op for op in total.users if op.outputs]
+    if len(users) != 1 or users[0].base != "add":
+        return None
+    others = [v for v in users[0].inputs if v is not total]
+    is_vector = len(others) == 1 and others[0].is_weight and others[0].numel == total.shape[-1]
+    return others[0] if is_vector else None
+
+
 def bias_of(op: Op) -> Value | None:
     """The bias that a map adds, in its op or directly after it."""
     if op.base in _BIAS_FIRST and op.inputs[0].is_weight:

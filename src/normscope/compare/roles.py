@@ -11,7 +11,7 @@ from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import CONVOLUTIONS, weight_of
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.replay import leaves_of
-from normscope.compare.norms import bias_of, norm_bias
+from normscope.compare.norms import bias_behind, bias_of, norm_bias
 
 Roles = dict[str, list[str]]
 
@@ -22,6 +22,8 @@ def branch_parameters(branch: FoundBranch, roles: Mapping[Op, tuple[str, ...]]) 
     for op, each in roles.items():
         _put(found, _name_of(parameter_of(op)), each)
         _put(found, _leaf(bias_of(op)), [f"bias of {role}" for role in each])
+    if roles:
+        _put(found, _leaf(bias_behind(branch.sum.value)), [f"bias of {role}" for role in last_map(roles)[1]])
     for number, norm in enumerate(branch.norms):
         _norm(found, norm, f"norm {number}")
     inner = (v.norm for v in branch.region if v.norm is not None and v.norm not in branch.norms)
@@ -37,6 +39,11 @@ def branch_parameters(branch: FoundBranch, roles: Mapping[Op, tuple[str, ...]]) 
                 ["scale" if len(leaf.shape) < 2 or leaf.numel == max(leaf.shape) else "other"],
             )
     return found
+
+
+def last_map(roles: Mapping[Op, tuple[str, ...]]) -> tuple[Op, tuple[str, ...]]:
+    """The last map of a branch, and its roles."""
+    return max(roles.items(), key=lambda pair: pair[0].outputs[0].index)
 
 
 def entry_parameters(entry: Value, context: int | None) -> Roles:

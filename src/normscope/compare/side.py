@@ -150,7 +150,7 @@ class LiveSide:
 
         found: list[Mapping[str, Any]] = [check(self._subject, **options).to_dict()]
         if self._load is not None:
-            found += [check(self._load(s), **options | {"seed": s}).to_dict() for s in seeds[1:]]
+            found += [check(self._load(s), **{**options, "seed": s}).to_dict() for s in seeds[1:]]
         return found
 
     def _require_values(self) -> None:

@@ -112,7 +112,7 @@ class Start:
     Attributes:
         draws: parameter → its values.
         seeds: number of seeds.
-        is_fixed: whether every weight that is not constant is the same at all seeds.
+        is_fixed: whether most weights that are not constant are the same at all seeds.
     """
 
     draws: Mapping[str, Draw]
@@ -134,8 +134,14 @@ def start_of(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Sequenc
             if parameter.is_floating_point() and parameter.numel():
                 found.setdefault(name, []).append(_one(parameter.detach(), first=seed == seeds[0]))
     draws = {name: _drawn(each) for name, each in found.items()}
-    changing = [draw for draw in draws.values() if not draw.is_constant]
-    return Start(draws, len(seeds), bool(changing) and all(draw.is_fixed for draw in changing))
+    random = [draw for draw in draws.values() if not draw.is_constant]
+    fixed = sum(draw.number for draw in random if draw.is_fixed)
+    return Start(draws, len(seeds), 2 * fixed > sum(_one_seed(draw, len(seeds)) for draw in random))
+
+
+def _one_seed(draw: Draw, seeds: int) -> float:
+    """Number of values at one seed; a fixed draw has those of one only."""
+    return draw.number if draw.is_fixed else draw.number / seeds
 
 
 @dataclass(frozen=True)
@@ -215,9 +221,9 @@ class _Group:
 
 def compare(a: Start, b: Start, rows: Pair) -> Outcome:
     """Differences between the laws of the fresh weights of two aligned models."""
-    if a.is_fixed != b.is_fixed:
-        who = "A" if a.is_fixed else "B"
-        reason = f"the weights of {who} are the same at every seed: they are given, and the other's are drawn"
+    if a.is_fixed or b.is_fixed:
+        who = " and of ".join(name for name, side in (("A", a), ("B", b)) if side.is_fixed)
+        reason = f"the weights of {who} are the same at every seed: they are given, not drawn"
         return Outcome(Compared(Part.START, "not", (reason,)))
     groups: dict[tuple[str, str], list[_Group]] = {}
     for group in _groups(a, b, rows):
@@ -225,13 +231,10 @@ def compare(a: Start, b: Start, rows: Pair) -> Outcome:
     found = [d for (kind, role), each in groups.items() for d in _differences(kind, role, each)]
     seeds = min(a.seeds, b.seeds)
     figures = {"roles": len(groups), "seeds": seeds, "places": sum(map(len, groups.values()))}
-    why: tuple[str, ...] = ()
-    if a.is_fixed:
-        why = ("the weights are the same at every seed, so that one draw of each model is compared",)
     if not groups:
         return Outcome(Compared(Part.START, "not", ("no parameter of A has the role of one of B",)))
     said = "" if found else f"the same laws of {len(groups)} roles at {seeds} seeds"
-    return Outcome(Compared(Part.START, "partly" if why else "whole", why, said, figures), tuple(found))
+    return Outcome(Compared(Part.START, "whole", (), said, figures), tuple(found))
 
 
 def _groups(a: Start, b: Start, rows: Pair) -> Iterator[_Group]:

@@ -7,7 +7,7 @@ modules and classes play no part, except for the dropout rate of a fused attenti
 
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from normscope.compare.attention import attention_facts
 from normscope.compare.differences import compare_structures as compare_structures
 from normscope.compare.dropouts import dropout_facts
 from normscope.compare.ends import entry_facts, head_facts
-from normscope.compare.norms import bias_of, norm_facts
+from normscope.compare.norms import bias_behind, bias_of, norm_facts
 from normscope.compare.roles import (
     branch_parameters,
     entry_parameters,
     head_parameters,
+    last_map,
     norm_parameters,
 )
 from normscope.compare.types import Place
@@ -138,7 +139,7 @@ class _Reader:
         facts |= norm_facts(found.norms, self.parameters, "norm")
         facts["entry_scale"] = entry_scale(found)
         facts["inner_norm"] = inner_norm(found)
-        facts["bias"] = _biases(roles)
+        facts["bias"] = _biases(roles, found)
         facts |= self._read(lambda: {"parameters": branch_parameters(found, roles)})
         facts |= self._read(lambda: attention_facts(found, roles, self.modules, self.replay))
         facts |= self._read(lambda: dropout_facts(found, self.graph, self.modules))
@@ -180,10 +181,12 @@ def _name(op: Op) -> str:
     return (parameter.name or "") if parameter is not None else ""
 
 
-def _biases(roles: Mapping[Op, Iterable[str]]) -> list[str]:
+def _biases(roles: Mapping[Op, tuple[str, ...]], branch: FoundBranch) -> list[str]:
     """Roles of the projections that add a bias."""
     order = ("q", "k", "v", "o", "gate", "up", "down", "other")
     found = {role for op, each in roles.items() if bias_of(op) is not None for role in each}
+    if roles and bias_behind(branch.sum.value) is not None:
+        found.update(last_map(roles)[1])
     return [role for role in order if role in found]
 
 
