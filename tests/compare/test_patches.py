@@ -180,16 +180,46 @@ def test_a_formula_at_a_site_has_its_values_and_its_gradient(base: str) -> None:
 def test_a_formula_of_other_sites_has_their_gradient() -> None:
     subject, _ = opened("llama")
     branch = read_anatomy(subject).branches[0]
-    norm = branch.norms[0]
-    plain, loss = captured(subject, [norm.output], [])
+    norm, attention = branch.norms[0], branch.attention[0]
+    sites = [norm.output, attention.logits]
+    plain, loss = captured(subject, sites, [])
     options = {"kind": "rmsnorm", "eps": norm.eps}
-    formula = Formula(norm.output, "norm", (norm.input,), options, {"weight": norm.weight or ""})
-    patch = Patch("site", "", formula)
-    found, changed = captured(subject, [norm.output], [patch])
-    assert torch.allclose(found[norm.output], plain[norm.output], rtol=1e-12)
-    weight = subject.model.embed.weight
-    one, two = (torch.autograd.grad(each, weight)[0] for each in (loss, changed))
-    assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
+    weight = {"weight": norm.weight or ""}
+    normed = Formula(norm.output, "norm", (norm.input,), options, weight)
+    # Inside of the fused attention no function returns the logits.
+    visible = torch.ones(12, 12, dtype=torch.bool).tril()
+    ones = {"by": 8**-0.5, "visible": visible}
+    turned = Layout((8, 8, 12), (8, 8, 12), (0, 2, 1), (8, 12, 8))
+    sources = (attention.query, attention.key)
+    logits = Formula(attention.logits, "attend", sources, ones, layouts=(None, None, turned))
+    parameters = [subject.model.embed.weight, subject.model.blocks[0].norm1.weight]
+    parameters.append(subject.model.blocks[0].attn.q_proj.weight)
+    for formula in (normed, logits):
+        found, changed = captured(subject, sites, [Patch("site", "", formula)])
+        seen = plain[formula.site] > -1e4
+        assert torch.allclose(found[formula.site][seen], plain[formula.site][seen], rtol=1e-10)
+        for parameter in parameters:
+            one, two = (torch.autograd.grad(x, parameter, retain_graph=True)[0] for x in (loss, changed))
+            # Hooks of a parameter are gone with the patch: its own part of the formula is not there then.
+            if not (formula is normed and parameter is parameters[1]):
+                assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_a_formula_reaches_the_parameters_that_it_reads() -> None:
+    subject, _ = opened("gpt")
+    norm = read_anatomy(subject).branches[0].norms[0]
+    options = {"kind": "layernorm", "eps": norm.eps}
+    name = norm.weight or ""
+    formula = Formula(
+        norm.output, "norm", (norm.input,), options, {"weight": name, "bias": name.replace("weight", "bias")}
+    )
+    parameter = subject.model.blocks[0].norm1.weight
+    gradients = []
+    for patches in ([], [Patch("site", "", formula)]):
+        with patched(subject.model, patches), measuring(subject.model):
+            loss = capture(subject.model, subject.forward, [])[0].sin().sum()
+            gradients.append(torch.autograd.grad(loss, parameter)[0])
+    assert torch.allclose(*gradients, rtol=1e-9, atol=1e-12)
 
 
 def test_formulas_at_one_site_follow_one_another() -> None:

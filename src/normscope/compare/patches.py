@@ -13,9 +13,8 @@ A `Patch` is plain data, so it also works on a model in another process. Its kin
     tensor      ""                      (site, tensor): the tensor there is replaced
     site        ""                      `Formula`: the tensor there is computed from it and from other sites
 
-The values of a tensor at a site are overwritten. A formula of this tensor alone has its derivative by a hook.
-A formula of other tensors is put into the graph where a function of PyTorch returns the tensor. Inside of a
-fused function its gradient is missing (`Applied.rough`).
+The values of a tensor at a site are overwritten. Hooks give it the derivative of the formula, so gradients
+are right as well, where the tensor was made of the formula's other tensors.
 """
 
 import math
@@ -62,11 +61,6 @@ class Formula:
     layouts: tuple[Layout | None, ...] = ()
     rows: tuple[Tensor | None, ...] = ()
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a function of the replaced tensor alone."""
-        return all(site == self.site for site in self.sources)
-
     def value(self, y: Tensor, sources: Sequence[Tensor], arguments: Mapping[str, Any]) -> Tensor:
         """The tensor that replaces y, in y's own shape."""
         layouts = (*self.layouts, *[None] * (1 + len(sources) - len(self.layouts)))
@@ -89,16 +83,14 @@ class Applied:
     """Effects of the patches on the forwards inside the context.
 
     Attributes:
-        replaced: site → the tensor that replaced it, with its graph. `capture` sees the one before.
+        replaced: site → the tensor there, with the values of the patch.
         before: site → the tensor there before a patch of kind "tensor" replaced it; its maker's own value.
         done: indices of the patches that had an effect.
-        rough: indices of the patches whose values are right, but not the gradients before them.
     """
 
     replaced: dict[Site, Tensor] = field(default_factory=dict)
     before: dict[Site, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    rough: set[int] = field(default_factory=set)
 
 
 @contextmanager
@@ -130,6 +122,8 @@ def patched(model: nn.Module, patches: Sequence[Patch]) -> Iterator[Applied]:
         if inside.is_needed:
             handle = model.register_forward_pre_hook(inside.keep, with_kwargs=True)
             stack.callback(handle.remove)
+            stack.callback(model.register_forward_hook(inside.settle).remove)
+            stack.callback(inside.hooks.remove)
             stack.enter_context(inside.calls.watching())
             stack.enter_context(_Functions(inside))
             stack.enter_context(_Ops(inside))
@@ -221,13 +215,90 @@ _OUTSIDE: Mapping[str, Callable[[nn.Module, Patch], Any]] = {
 # Patches of ops and functions
 
 
-@dataclass
+@dataclass(eq=False)
 class _Hit:
-    """An op's output that was overwritten by a formula; `before` is a copy of it."""
+    """An op's output that a formula has overwritten.
 
-    job: tuple[int, Formula]
+    Attributes:
+        formula: the formula.
+        output: the tensor.
+        before: a copy of what it was.
+        sources: the formula's other tensors, and copies of them.
+        arguments: the formula's options and parameters.
+    """
+
+    formula: Formula
     output: Tensor
     before: Tensor
+    sources: list[tuple[Tensor, Tensor]]
+    arguments: Mapping[str, Any]
+
+    def hook(self, hooks: "_Hooks") -> None:
+        """Give the output the formula's derivative.
+
+        The gradient of the output goes to the sources, which autograd reaches later, since the output was
+        made of them.
+        """
+        waiting: dict[int, Tensor] = {}
+        learnt = {name: v for name, v in self.arguments.items() if isinstance(v, nn.Parameter)}
+        reached = [live for live, _ in self.sources if live.requires_grad and live is not self.output]
+
+        def pulled(gradient: Tensor) -> Tensor:
+            with _disable_current_modes(), torch.enable_grad():
+                own = self.before.clone().requires_grad_()
+                leaves = {id(live): copy.clone().requires_grad_() for live, copy in self.sources}
+                leaves |= {id(v): v.detach().clone().requires_grad_() for v in learnt.values()}
+                leaves[id(self.output)] = own
+                given = [leaves[id(live)] for live, _ in self.sources]
+                arguments = {**self.arguments, **{name: leaves[id(v)] for name, v in learnt.items()}}
+                value = self.formula.value(own, given, arguments)
+                if not value.requires_grad:
+                    return torch.zeros_like(gradient)
+                found = torch.autograd.grad(value, list(leaves.values()), gradient, allow_unused=True)
+            parts = dict(zip(leaves, found, strict=True))
+            waiting.update({key: part for key, part in parts.items() if part is not None})
+            return waiting.pop(id(self.output), torch.zeros_like(gradient))
+
+        def added(key: int) -> Callable[[Tensor], Tensor]:
+            def hook(gradient: Tensor) -> Tensor:
+                part = waiting.pop(key, None)
+                return gradient if part is None else gradient + part
+
+            return hook
+
+        hooks.add(self.output, pulled)
+        for tensor in (*reached, *learnt.values()):
+            hooks.add(tensor, added(id(tensor)), first=True)
+
+
+class _Hooks:
+    """Hooks of tensors, in an order of their own: what is added to a gradient comes before a derivative."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+        self._kept: list[Tensor] = []  # so that no id is used twice
+        self._handles: list[Any] = []
+
+    def add(self, tensor: Tensor, hook: Callable[[Tensor], Tensor], first: bool = False) -> None:
+        """Add a hook on the gradient of a tensor, before or after those that it has."""
+        known = self._hooks.get(id(tensor))
+        if known is None:
+            known = self._hooks[id(tensor)] = []
+            self._kept.append(tensor)
+            handle = tensor.register_hook(lambda gradient: self._run(known, gradient))
+            if isinstance(tensor, nn.Parameter):
+                self._handles.append(handle)
+        known.insert(0 if first else len(known), hook)
+
+    def _run(self, hooks: list[Callable[[Tensor], Tensor]], gradient: Tensor) -> Tensor:
+        for hook in hooks:
+            gradient = hook(gradient)
+        return gradient
+
+    def remove(self) -> None:
+        """Remove the hooks of parameters, which live longer than the forward."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class _Inside:
@@ -242,7 +313,7 @@ class _Inside:
         self.functions: list[tuple[int, str, str, Mapping[str, Any]]] = []
         self.sources: dict[Site, Tensor] = {}
         self.hits: list[_Hit] = []
-        self.is_running = False  # inside a function of PyTorch, which may return the tensor
+        self.hooks = _Hooks()
         self.kept = {_storage(t) for t in (*model.parameters(), *model.buffers())}  # never overwritten
 
     @property
@@ -259,38 +330,37 @@ class _Inside:
     def function(self, index: int, patch: Patch) -> None:
         self.functions.append((index, patch.path, *patch.value))
 
-    def value(self, job: tuple[int, Formula], tensor: Tensor) -> Tensor | None:
-        """The tensor by the formula; None where a source did not run."""
-        index, formula = job
-        if formula.name == "set":
-            self.applied.before.setdefault(formula.site, tensor.detach())
-        found = [
-            tensor if site == formula.site else self.applied.replaced.get(site, self.sources.get(site))
-            for site in formula.sources
-        ]
-        if any(source is None for source in found):
-            return None
-        parameters = {name: self.parameters[path] for name, path in formula.parameters.items()}
-        value = formula.value(tensor, [t for t in found if t is not None], {**formula.options, **parameters})
-        self.applied.done.add(index)
-        return value
-
     def keep(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the model's inputs, which are not overwritten."""
         self.kept |= {_storage(t) for t in tensors_in((args, kwargs))}
 
     def overwrite(self, job: tuple[int, Formula], tensor: Tensor) -> None:
         """Write the formula's values into the tensor, unless it is a parameter, an input or expanded."""
+        index, formula = job
         if _storage(tensor) in self.kept or 0 in tensor.stride():
             return
+        live = [tensor if site == formula.site else self.sources.get(site) for site in formula.sources]
+        found = [source for source in live if source is not None]
+        if len(found) < len(live):
+            return
+        arguments = {**formula.options}
+        arguments |= {name: self.parameters[path] for name, path in formula.parameters.items()}
         with _disable_current_modes(), torch.no_grad():
             before = tensor.detach().clone()
-            value = self.value(job, before)
-            if value is not None:
-                tensor.detach().copy_(value)
-        if value is not None:
-            self.hits.append(_Hit(job, tensor, before))
-            self.applied.replaced[job[1].site] = tensor
+            if formula.name == "set":
+                self.applied.before.setdefault(formula.site, before)
+            copies = [source.detach().clone() for source in found]
+            tensor.detach().copy_(formula.value(before, copies, arguments))
+        self.hits.append(_Hit(formula, tensor, before, list(zip(found, copies, strict=True)), arguments))
+        self.applied.replaced[formula.site] = tensor
+        self.applied.done.add(index)
+
+    def settle(self, *_: Any) -> None:
+        """Hook the overwritten tensors, which autograd knows by now."""
+        hits, self.hits = self.hits, []
+        for hit in reversed(hits):  # of several at one tensor, the last formula's derivative comes first
+            if hit.output.requires_grad and torch.is_grad_enabled():
+                hit.hook(self.hooks)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -315,6 +385,7 @@ class _Ops(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the op; keep its tensors where a patch needs them."""
+        self.inside.settle()
         kwargs = kwargs or {}
         name, _, mutable = op_identity(func)
         call = self.inside.calls.current
@@ -337,7 +408,7 @@ class _Ops(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Changes arguments and results of PyTorch's functions."""
+    """Changes arguments of PyTorch's functions."""
 
     def __init__(self, inside: _Inside) -> None:
         super().__init__()
@@ -346,59 +417,9 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the function with changed arguments; replace its result where it is a patched site."""
-        inside = self.inside
+        """Run the function with changed arguments."""
         args, kwargs = self._arguments(func, args, kwargs or {})
-        if not inside.jobs or inside.is_running:
-            return func(*args, **kwargs)
-        inside.is_running = True
-        try:
-            result = func(*args, **kwargs)
-        finally:
-            inside.is_running = False
-        return self._differentiable(result, args, kwargs) if inside.hits else result
-
-    def _differentiable(self, result: Any, args: Any, kwargs: Any) -> Any:
-        """Give the overwritten tensors the derivatives of their formulas."""
-        inside = self.inside
-        hits, inside.hits = inside.hits, []
-        given = {id(leaf) for leaf in tensors_in((args, kwargs))}
-        chains: dict[int, list[_Hit]] = defaultdict(list)
-        for hit in hits:
-            chains[id(hit.output)].append(hit)
-        for chain in chains.values():
-            firsts = [n for n, hit in enumerate(chain) if not hit.job[1].is_own]
-            if not firsts:
-                for hit in reversed(chain):  # the last formula's derivative comes first
-                    self._hook(hit)
-                continue
-            leaf = next((each for each in tensors_in(result) if _is_same(each, chain[0].output)), None)
-            if leaf is None or id(leaf) in given or not torch.is_grad_enabled():
-                inside.applied.rough |= {hit.job[0] for hit in chain}
-                continue
-            with _disable_current_modes():
-                value: Tensor | None = chain[firsts[-1]].before
-                for hit in chain[firsts[-1] :]:
-                    value = None if value is None else inside.value(hit.job, value)
-                if value is not None:
-                    inside.applied.replaced[chain[0].job[1].site] = value
-                    result = _exchanged(result, leaf, value.reshape(leaf.shape))
-        return result
-
-    def _hook(self, hit: _Hit) -> None:
-        if not hit.output.requires_grad or hit.output.grad_fn is None:
-            return
-
-        def pulled(gradient: Tensor) -> Tensor:
-            with _disable_current_modes(), torch.enable_grad():
-                leaf = hit.before.clone().requires_grad_()
-                value = self.inside.value(hit.job, leaf)
-                if value is None or not value.requires_grad:
-                    return torch.zeros_like(gradient)
-                (back,) = torch.autograd.grad(value, leaf, gradient, allow_unused=True)
-            return torch.zeros_like(gradient) if back is None else back
-
-        hit.output.register_hook(pulled)
+        return func(*args, **kwargs)
 
     def _arguments(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         inside = self.inside
@@ -446,15 +467,6 @@ def _back(layout: Layout, tensor: Tensor) -> Tensor:
 
 def _exchanged(result: Any, old: Tensor, new: Tensor) -> Any:
     return tree_map(lambda each: new if each is old else each, result)
-
-
-def _is_same(result: Tensor, output: Tensor) -> bool:
-    """Whether a function's result holds the very numbers of an op's output."""
-    return result is output or (
-        result.numel() == output.numel()
-        and result.data_ptr() == output.data_ptr()
-        and result.is_contiguous() == output.is_contiguous()
-    )
 
 
 def tensors_in(result: Any) -> list[Tensor]:
