@@ -11,6 +11,7 @@ import pytest
 from tiny import BASES, Options, batch, tiny
 
 from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.reasons.scene import distance
 from normscope.compare.reasons.scenes import Walked, map_of
 from normscope.compare.reasons.search import Search, grouped, search
 from normscope.compare.rows import rows_of
@@ -38,14 +39,24 @@ def searched(a: Side, b: Side) -> Search:
     same = {n for n, value in own.items() if n in weights_a and weights_a[n].shape == value.shape}
     weights_b = {name: weights_a[name] for name in same}
     ids = batch(Options())
-    steps = twin_a.walk(ids, weights_a, gradients=False)
-    return search(
+    steps = twin_a.walk(ids, weights_a)
+    result = search(
         Walked(map_of(holdings_a), steps, weights_a),
         map_of(holdings_b),
         own | weights_b,
         lambda patches: twin_b.walk(ids, weights_b, patches, gradients=False),
         rows_of(None, twin_a.anatomy, twin_b.anatomy).to_a,
+        last=lambda patches: twin_b.walk(ids, weights_b, patches),
     )
+    result.steps_a = steps  # type: ignore[attr-defined]
+    return result
+
+
+def worst_gradient(result: Search) -> float:
+    """Largest relative difference of the gradients in the streams of both sides, all undone."""
+    a = {step.key: step.gradient for step in result.steps_a}  # type: ignore[attr-defined]
+    pairs = [(a.get(s.key), s.gradient) for s in result.steps if s.key[3] in ("entry", "embedding")]
+    return max(distance(x, y) for x, y in pairs if x is not None and y is not None)
 
 
 def names(result: Search) -> list[str]:
@@ -120,6 +131,7 @@ def test_a_planted_difference_is_found_and_undone(
     assert all(each.is_confirmed for each in result.found)
     assert result.is_explained
     assert result.forwards <= 5
+    assert worst_gradient(result) < 1e-7
     if "only" in changes:
         assert {each.b[1] for each in result.found} == {changes["only"]}
 

@@ -316,7 +316,7 @@ class _Function:
             lambda patches: two.walk(tuple(patches), gradients=False),
             self.rows.to_a,
             tolerance=max(found.tolerance, 1e-12),
-            gradients=lambda patches: two.walk(tuple(patches)),
+            last=lambda patches: two.walk(tuple(patches)),
         )
 
     def _because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:

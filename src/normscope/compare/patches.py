@@ -85,11 +85,14 @@ class Applied:
     Attributes:
         replaced: site → the tensor there, with the values of the patch.
         before: site → the tensor there before a patch of kind "tensor" replaced it; its maker's own value.
+        gradients: id of a tensor that a formula makes or reads → its gradient, once a backward has run.
+            `torch.autograd.grad` with this tensor as input gives it without what the formula adds.
         done: indices of the patches that had an effect.
     """
 
     replaced: dict[Site, Tensor] = field(default_factory=dict)
     before: dict[Site, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
 
 
@@ -271,27 +274,34 @@ class _Hit:
             hooks.add(tensor, added(id(tensor)), first=True)
 
 
+_Hook = Callable[[Tensor], Tensor]
+
+
 class _Hooks:
     """Hooks of tensors, in an order of their own: what is added to a gradient comes before a derivative."""
 
-    def __init__(self) -> None:
-        self._hooks: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+    def __init__(self, gradients: dict[int, Tensor]) -> None:
+        self._hooks: dict[int, tuple[list[_Hook], list[_Hook]]] = {}
         self._kept: list[Tensor] = []  # so that no id is used twice
         self._handles: list[Any] = []
+        self._gradients = gradients
 
-    def add(self, tensor: Tensor, hook: Callable[[Tensor], Tensor], first: bool = False) -> None:
+    def add(self, tensor: Tensor, hook: _Hook, first: bool = False) -> None:
         """Add a hook on the gradient of a tensor, before or after those that it has."""
-        known = self._hooks.get(id(tensor))
-        if known is None:
-            known = self._hooks[id(tensor)] = []
+        if id(tensor) not in self._hooks:
+            self._hooks[id(tensor)] = ([], [])
             self._kept.append(tensor)
-            handle = tensor.register_hook(lambda gradient: self._run(known, gradient))
+            handle = tensor.register_hook(lambda gradient: self._run(id(tensor), gradient))
             if isinstance(tensor, nn.Parameter):
                 self._handles.append(handle)
-        known.insert(0 if first else len(known), hook)
+        self._hooks[id(tensor)][0 if first else 1].append(hook)
 
-    def _run(self, hooks: list[Callable[[Tensor], Tensor]], gradient: Tensor) -> Tensor:
-        for hook in hooks:
+    def _run(self, key: int, gradient: Tensor) -> Tensor:
+        added, derivatives = self._hooks[key]
+        for hook in added:
+            gradient = hook(gradient)
+        self._gradients[key] = gradient
+        for hook in derivatives:
             gradient = hook(gradient)
         return gradient
 
@@ -313,7 +323,7 @@ class _Inside:
         self.functions: list[tuple[int, str, str, Mapping[str, Any]]] = []
         self.sources: dict[Site, Tensor] = {}
         self.hits: list[_Hit] = []
-        self.hooks = _Hooks()
+        self.hooks = _Hooks(applied.gradients)
         self.kept = {_storage(t) for t in (*model.parameters(), *model.buffers())}  # never overwritten
 
     @property

@@ -223,6 +223,8 @@ class Twin:
             unique = list({id(t): t for t in leaves}.values())
             given = torch.autograd.grad(final, unique, final_grad, allow_unused=True)
             by_id = {id(t): g for t, g in zip(unique, given, strict=True)}
+            if self._applied is not None:
+                by_id |= self._applied.gradients
             grads = [by_id.get(id(t)) for t in tensors]
             own = {name: g for name, p in parameters.items() if (g := by_id.get(id(p))) is not None}
         steps = []

@@ -41,17 +41,18 @@ _WORDS = {
 }
 
 
-def reasons(scene: Scene, order: Sequence[str]) -> Reasons:
+def reasons(scene: Scene, order: Sequence[str], cuts_only: bool = False) -> Reasons:
     """The last step of the forward at which the gradients part: a backward pass reaches it first.
 
     Args:
         order: names of the steps in the order of the forward.
+        cuts_only: whether to find only gradients that are zero on one side.
     """
     for step in reversed(order):
         if not _is_known(scene.a, step) or not _is_known(scene.b, step):
             continue
         a, b = _gradient(scene.a, step), _gradient(scene.b, step)
-        if distance(a, b) < scene.tolerance:
+        if distance(a, b) <= scene.tolerance or (cuts_only and bool(a.any()) == bool(b.any())):
             continue
         yield _reason(scene, step, a, b)
         return

@@ -15,6 +15,7 @@ from normscope.compare.patches import tensors_at
 from normscope.compare.reasons import (
     activation,
     ends,
+    gradients,
     joins,
     logits,
     mixing,
@@ -108,7 +109,7 @@ def search(
     to_a: Mapping[Number, Number],
     *,
     tolerance: float = SAME,
-    gradients: Run | None = None,
+    last: Run | None = None,
 ) -> Search:
     """Find the reasons why B parts from A; at most `ROUNDS` + 1 forwards of B.
 
@@ -118,7 +119,7 @@ def search(
         run: a forward of B with patches, without gradients.
         to_a: numbers of B's places → A's.
         tolerance: largest relative difference of equal tensors.
-        gradients: a forward with gradients, for the last one; None takes `run`.
+        last: the last forward, which may have gradients; None takes `run`.
     """
     result = Search()
     held = _held(a, map_b, to_a)
@@ -138,12 +139,24 @@ def search(
             break
         result.found += new
         result.patches = (*result.patches, *(patch for each in new for patch in each.reason.patches))
-    result.steps = (gradients or run)(result.patches)
+    result.steps = (last or run)(result.patches)
     result.forwards += 1
     result.is_explained = explained(a.steps, result.steps, to_a, tolerance)
     order = {one.b: n for n, one in enumerate(placed)}
     result.found.sort(key=lambda each: order.get(each.b, -1))
     return result
+
+
+def search_gradients(a: Walked, b: Walked, to_a: Mapping[Number, Number], tolerance: float) -> list[Found]:
+    """Reasons why gradients part where the values agree, the one that a backward pass meets first at the head.
+
+    Before that place all gradients differ. There a further reason is found only where a gradient is zero.
+    """
+    found: list[Found] = []
+    for one in reversed(list(scenes_of(a, b, to_a, tolerance))):
+        for reason in gradients.reasons(one.scene, b.map.order_of(one.b), cuts_only=bool(found)):
+            found.append(Found(one.a, one.b, reason, relative=1.0))
+    return found
 
 
 def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, ...]:
@@ -208,7 +221,7 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
         return
     some = False
     for file in FILES.get(scene.kind, OTHERS):
-        for reason in file(scene):
+        for reason in _tried(file, scene):
             key = (one.b, reason.name, reason.step)
             if key in known:
                 continue
@@ -228,6 +241,14 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
     yield Found(
         one.a, one.b, Reason(UNKNOWN, apart, None, None, message, patches), relative=relative(scene, apart)
     )
+
+
+def _tried(file: Callable[[Scene], Reasons], scene: Scene) -> list[Reason]:
+    """The reasons of a file; none where the tensors have shapes that it does not know."""
+    try:
+        return list(file(scene))
+    except (RuntimeError, ValueError, IndexError):
+        return []
 
 
 def relative(scene: Scene, step: str) -> float:
