@@ -268,16 +268,19 @@ class _Function:
             self._judge_gradients(found, steps_a, steps_b)
 
     def _judge_gradients(self, found: Walked, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
-        """The last branch of the forward whose gradients part for a reason of its own."""
+        """The last branch of the forward whose gradients part for a reason of its own, and cuts before it."""
         assert found.first_gradient is not None
         a, b = self._side(self.one, steps_a), self._side(self.two, steps_b)
         placed = list(reasons.scenes_of(a, b, self.rows.to_a, max(found.tolerance, 1e-12)))
+        known: list[Found] = []
         for one in reversed(placed):
             order = [name for name in b.map.order_of(one.b) if not _is_entry(one.scene, name)]
-            reason = next(gradients.reasons(one.scene, order), None)
+            reason = next(gradients.reasons(one.scene, order, cuts_only=bool(known)), None)
             if reason is not None:
-                self.differences.append(self._because([Found(one.a, one.b, reason)], is_gradient=True))
-                return
+                known.append(Found(one.a, one.b, reason))
+        if known:
+            self.differences += [self._because(group, is_gradient=True) for group in grouped(known)]
+            return
         self.differences.append(self._parting(found.first_gradient, "gradient"))
 
     def _side(self, walker: _Walker, steps: Sequence[Step]) -> reasons.Walked:

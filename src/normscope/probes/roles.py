@@ -65,6 +65,8 @@ def _reached(operand: Tensor, output: Tensor) -> Tensor:
 
     The cotangent is random, because a norm on q would map a constant one to zero.
     """
+    if not operand.requires_grad:  # detached
+        return torch.zeros(output.shape[-1], dtype=torch.bool, device=output.device)
     generator = torch.Generator().manual_seed(0)
     cotangent = torch.randn(operand.shape, generator=generator).to(operand)
     (gradient,) = torch.autograd.grad(operand, output, cotangent, retain_graph=True, allow_unused=True)

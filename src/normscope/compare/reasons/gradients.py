@@ -69,7 +69,7 @@ def _gradient(half: Half, step: str) -> Tensor:
 
 
 def _reason(scene: Scene, step: str, a: Tensor, b: Tensor) -> Reason:
-    word = _WORDS.get(step, f'"{step}"')
+    word = _word(step)
     for zero, other, side in ((b, a, "B"), (a, b, "A")):
         if not bool(zero.any()) and bool(other.any()):
             message = f"The gradient of {word} is cut in {side} alone, as by detach(): it is zero there."
@@ -88,6 +88,16 @@ def _reason(scene: Scene, step: str, a: Tensor, b: Tensor) -> Reason:
         message = f"The gradient of {word} in B is {figure(clean(c))} times that in A."
         return Reason("gradient-scale", step, 1.0, clean(c), message)
     return Reason("gradient", step, None, None, f"The gradients of {word} part although the values agree.")
+
+
+def _word(step: str) -> str:
+    """A step in a sentence."""
+    if step in _WORDS:
+        return _WORDS[step]
+    if "norm" in step:
+        norm = "the final norm" if step.startswith("final") else "the norm"
+        return f"{norm}'s input" if step.endswith(" in") else f"{norm}'s output"
+    return f'"{step}"'
 
 
 def _paths(scene: Scene, a: Tensor, b: Tensor) -> Reason | None:

@@ -15,7 +15,6 @@ from normscope.compare.patches import tensors_at
 from normscope.compare.reasons import (
     activation,
     ends,
-    gradients,
     joins,
     logits,
     mixing,
@@ -145,18 +144,6 @@ def search(
     order = {one.b: n for n, one in enumerate(placed)}
     result.found.sort(key=lambda each: order.get(each.b, -1))
     return result
-
-
-def search_gradients(a: Walked, b: Walked, to_a: Mapping[Number, Number], tolerance: float) -> list[Found]:
-    """Reasons why gradients part where the values agree, the one that a backward pass meets first at the head.
-
-    Before that place all gradients differ. There a further reason is found only where a gradient is zero.
-    """
-    found: list[Found] = []
-    for one in reversed(list(scenes_of(a, b, to_a, tolerance))):
-        for reason in gradients.reasons(one.scene, b.map.order_of(one.b), cuts_only=bool(found)):
-            found.append(Found(one.a, one.b, reason, relative=1.0))
-    return found
 
 
 def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, ...]:
