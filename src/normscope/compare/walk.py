@@ -123,7 +123,6 @@ class Twin:
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
                 made = self._applied.before
-                gradients = gradients and not self._applied.rough
             return self._steps(output, found, gradients, (real, columns), made)
 
     def _split(self, step: Step) -> list[Step]:

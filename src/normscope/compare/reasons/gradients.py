@@ -78,8 +78,8 @@ def _reason(scene: Scene, step: str, a: Tensor, b: Tensor) -> Reason:
     if step == "entry" and (found := _paths(scene, a, b)) is not None:
         return found
     if (
-        step.startswith("norm")
-        and step.endswith(" in")
+        step.endswith(" in")
+        and step.removesuffix(" in") in scene.a.norms
         and (found := _statistics(scene, step, a, b)) is not None
     ):
         return found
