@@ -89,7 +89,10 @@ def test_a_difference_beside_the_same_function_is_not_called_another_function() 
 def test_gradients_that_differ_beside_equal_values_are_no_other_function() -> None:
     base = handmade.one()
     parts = handmade.said(base.parts, Part.FUNCTION, "", tolerance=1e-10, largest=1e-12, largest_gradient=0.3)
-    assert headline(replace(base, parts=parts)) == "Not the same gradients"
+    found = replace(base, parts=parts)
+    assert headline(found) == "Not the same gradients"
+    words = "function  1 difference; the gradients differ by up to 0.3 on the residual stream"
+    assert words in render_text(found).splitlines()
     assert headline(base) == "Not the same function"
 
 

@@ -138,10 +138,17 @@ def result(diff: Diff, each: Compared) -> str:
     num = len(diff.of(each.part))
     partly = ", compared partly" if each.how == "partly" else ""
     if not num:
-        return f"no difference{partly}" + (f"; {within(each.said.rstrip('.'))}" if each.said else "")
-    largest = figure_of(diff, "largest") if each.part is Part.FUNCTION else None
-    size = "" if largest is None else f"; they differ by up to {figure(largest, 2)} on the residual stream"
+        said = within(each.said.rstrip("."))
+        return f"no difference{partly}" + (f"; {said}" if said not in ("", f"the same {each.part}") else "")
+    size = _size(diff) if each.part is Part.FUNCTION else ""
     return f"{num} difference{'s' if num > 1 else ''}{partly}{size}"
+
+
+def _size(diff: Diff) -> str:
+    """ "; they differ by up to 0.3 on the residual stream", or their gradients do."""
+    who, name = ("the gradients", "largest_gradient") if _values_agree(diff) else ("they", "largest")
+    largest = figure_of(diff, name)
+    return "" if largest is None else f"; {who} differ by up to {figure(largest, 2)} on the residual stream"
 
 
 def _compared(diff: Diff, part: Part) -> Compared | None:

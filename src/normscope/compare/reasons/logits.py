@@ -247,7 +247,7 @@ def _mask(scene: Scene, a: Tensor, b: Tensor, reason: Any) -> Reason:
         name = "window"
     elif {left, right} == {"earlier keys", "all keys"}:
         name = "causal"
-    found: Reason = reason(name, left, right, f"A query sees {left} in A and {right} in B.", visible=a)
+    found: Reason = reason(name, left, right, f"Queries see {left} in A and {right} in B.", visible=a)
     return found
 
 
