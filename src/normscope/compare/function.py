@@ -450,13 +450,17 @@ class _Function:
 
 def _open(side: Side) -> Opened:
     with contextlib.suppress(NotGivenError):  # a module: its tables in float32 are widened
-        side.start(build_exactly, (_SEED,))
+        side.start(build_exactly, (_SEED, _SEED + 1))
     opened: Opened = side.run(open_twin)
     return opened
 
 
 def _is_entry(scene: Scene, name: str) -> bool:
-    """Whether a norm's input is the branch's entry, whose gradient includes the skip's, on one side."""
+    """Whether the gradients of a step differ by the way in which a model is written: a norm's input that is
+    the branch's entry, whose gradient includes the skip's; queries and keys with the scale in them.
+    """
+    if name in ("query", "key"):
+        return not scene.is_same(name)
     return name.endswith(" in") and any(
         name in half.places and "entry" in half.places and half.places[name].site == half.places["entry"].site
         for half in (scene.a, scene.b)

@@ -22,9 +22,10 @@ _OPEN: dict[int, "tuple[Anatomy, _Built | None, Twin | None]"] = {}
 
 @dataclass(eq=False)
 class _Built:
-    """A model that was built in float64 from another seed."""
+    """A model that was built in float64, and whether its weights are the same at two seeds."""
 
     model: nn.Module
+    is_given: bool | None
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,22 @@ class Opened:
 
 
 def build_exactly(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Sequence[int]) -> bool:
-    """Build the model in float64, for `open_twin`; False where that fails."""
+    """Build the model in float64 at two seeds, for `open_twin`; False where that fails."""
     try:
         with exact(), contextlib.redirect_stdout(io.StringIO()):
-            _OPEN[id(anatomy)] = (anatomy, _Built(build(seeds[0])), None)
+            first, second = (build(seed) for seed in seeds)
     except Exception:  # a factory may refuse float64; then its float32 model is widened
         return False
+    _OPEN[id(anatomy)] = (anatomy, _Built(first, _is_given(first, second)), None)
     return True
 
 
 def open_twin(subject: Subject, anatomy: Anatomy) -> Opened:
     """The model in float64 with its holdings; at most two forwards."""
     _, built, _ = _OPEN.get(id(anatomy), (anatomy, None, None))
-    is_given = None if built is None else _is_given(subject.model, built.model)
     twin = twin_of(subject, None if built is None else built.model)
     _OPEN[id(anatomy)] = (anatomy, None, twin)
-    holdings = holdings_of(twin, is_given)
+    holdings = holdings_of(twin, None if built is None else built.is_given)
     tables = (p for held in holdings.held for p in held.pieces if p.slot.role == "embedding")
     table = next(tables, None)
     vocabulary = None if table is None else int(table.elements.shape[0])
@@ -103,7 +104,7 @@ def _is_given(model: nn.Module, other: nn.Module) -> bool | None:
     ]
     if not pairs:
         return None
-    return all(torch.allclose(p.double(), q.double(), rtol=1e-3, atol=1e-6) for p, q in pairs)
+    return all(torch.equal(p, q) for p, q in pairs)
 
 
 def without_constants(holdings: Holdings) -> Holdings:
