@@ -152,7 +152,6 @@ NAMES: dict[str, str] = {
     },
     "function": "The two compute different tensors at a place, for no reason that is known.",
     "gradient": "The values agree, but the gradients part at a place.",
-    "random": "One side is random in eval mode, the other is not.",
     "weights": "Given weights differ.",
     "weights-order": "Given weights are the same in another order: rows, columns, heads, or q, k and v.",
     "weights-rounded": "Given weights are the same, rounded to a narrower type.",

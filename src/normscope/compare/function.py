@@ -41,6 +41,7 @@ from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 
 _SEED = 1
 _MOSTLY = 0.5
+_LATE = 1e9
 
 
 def compare(
@@ -103,7 +104,7 @@ class _Function:
     stood: Walked | None = None
     notes: list[str] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
+    found: list[tuple[float, Difference]] = field(default_factory=list)
 
     def run(self) -> Outcome:
         """The whole part."""
@@ -154,16 +155,13 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
-        start = None if found.first is None else self._site(found.first.b or found.first.a, self.two)
         for group in _alike(changes(own, holdings, _head_widths(holdings, steps_b))):
-            self.differences.append(self._changed(group, start))
-        if self.differences and not any(each.is_first for each in self.differences):
-            self.differences[0] = replace(self.differences[0], is_first=True)
+            self._add(self._changed(group), group[0].at)
         self.stood = found
         return None
 
-    def _changed(self, group: list[Change], start: str | None) -> Difference:
-        """The difference of weights that were changed alike; `start` is where the two part as they stand."""
+    def _changed(self, group: list[Change]) -> Difference:
+        """The difference of weights that were changed alike."""
         to_a, first = self.rows.to_a, group[0]
         sites = tuple(
             (self._site_at(to_a.get(each.at, each.at), self.one), self._site_at(each.at, self.two))
@@ -171,12 +169,9 @@ class _Function:
         )
         more = {1: "", 2: " The same holds for one more weight."}
         message = first.message + more.get(len(group), f" The same holds for {len(group) - 1} more weights.")
-        is_first = not any(each.is_first for each in self.differences) and start in [b for _, b in sites]
         evidence = ("Both hold given weights; A's were compared with B's after mapping.",)
         places = tuple(dict.fromkeys(sites))
-        return Difference(
-            Part.FUNCTION, first.name, places, first.a, first.b, message, evidence, None, is_first
-        )
+        return Difference(Part.FUNCTION, first.name, places, first.a, first.b, message, evidence)
 
     # Feeding
 
@@ -250,13 +245,15 @@ class _Function:
         if found.first is not None:
             result = self._search(found, steps_a)
             for group in grouped(result.found):
-                self.differences.append(self._because(group))
+                self._add(self._because(group), group[0].b)
             self._say_random()
-            if not result.found and not any(each.is_first for each in self.differences):
-                self.differences.append(self._parting(found.first, "value"))
+            if not self.found:
+                self._add(self._parting(found.first, "value"), found.first.key[:3])
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
+            if any(each.reason.name in (UNKNOWN, "weights") for each in result.found):
+                return  # undone by A's own tensors, through which no gradient flows
             if result.found:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             found = self._compared(steps_a, tuple(result.steps))
@@ -278,10 +275,10 @@ class _Function:
             reason = next(gradients.reasons(one.scene, order, cuts_only=bool(known)), None)
             if reason is not None:
                 known.append(Found(one.a, one.b, reason))
-        if known:
-            self.differences += [self._because(group, is_gradient=True) for group in grouped(known)]
-            return
-        self.differences.append(self._parting(found.first_gradient, "gradient"))
+        for group in grouped(known):
+            self._add(self._because(group, is_gradient=True), group[0].b, _LATE)
+        if not known:
+            self._add(self._parting(found.first_gradient, "gradient"), found.first_gradient.key[:3], _LATE)
 
     def _side(self, walker: _Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
@@ -296,18 +293,34 @@ class _Function:
             )
             return
         for key, walker, side in ((self.random_a, self.one, "A"), (self.random_b, self.two, "B")):
-            known = any(each.name == "dropout-left-on" for each in self.differences)
+            known = any(each.name == "dropout-left-on" for _, each in self.found)
             if key is None or known:
                 continue
+            at = key[:3] if side == "B" else self.rows.to_b.get(key[:3], key[:3])
             site = self._site_at(key[:3], walker)
-            where = f"{name_of_step(key[3])} of {site or 'the model'}"
-            message = f"{side} alone is random in eval mode, from {where} on: dropout may be left on."
-            sites = ((site, None),) if side == "A" else ((None, site),)
-            values = ("random", "deterministic") if side == "A" else ("deterministic", "random")
-            is_first = not any(each.is_first for each in self.differences)
-            self.differences.append(
-                Difference(Part.FUNCTION, "random", sites, *values, message, is_first=is_first)
+            sites = (
+                self._site_at(self.rows.to_a.get(at, at), self.one),
+                self._site_at(self.rows.to_b.get(self.rows.to_a.get(at, at), at), self.two),
             )
+            where = f"{name_of_step(key[3])} of {site or 'the model'}"
+            message = f"{side} alone is random in eval mode, from {where} on, as where dropout is left on."
+            values = ("random", "deterministic") if side == "A" else ("deterministic", "random")
+            self.found = [
+                each for each in self.found if each[1].name != "function" or each[1].sites != (sites,)
+            ]
+            self._add(Difference(Part.FUNCTION, "dropout-left-on", (sites,), *values, message), at)
+
+    def _add(self, difference: Difference, at: tuple[int, int, int], late: float = 0.0) -> None:
+        """Keep a difference with its place in the order of B's forward."""
+        s, i, n = at
+        inside = 999.0 if i == OUTSIDE and s != OUTSIDE else i + max(n, 0) / 1000
+        self.found.append((late + 1000.0 * s + inside, difference))
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The differences in the order of the forward, those of gradients last; the first one is marked."""
+        ordered = [difference for _, difference in sorted(self.found, key=lambda each: each[0])]
+        return tuple(replace(each, is_first=n == 0) for n, each in enumerate(ordered))
 
     def _search(self, found: Walked, steps_a: tuple[Step, ...]) -> Search:
         two = self.two
@@ -337,7 +350,6 @@ class _Function:
         evidence += reason.others
         confirmed = None if all(each is None for each in known) else all(each is not False for each in known)
         name = "function" if reason.name == UNKNOWN else reason.name
-        is_first = not any(each.is_first for each in self.differences)
         return Difference(
             Part.FUNCTION,
             name,
@@ -347,7 +359,6 @@ class _Function:
             reason.message,
             tuple(evidence),
             confirmed,
-            is_first,
         )
 
     def _parting(self, at: Compared, what: str) -> Difference:
@@ -363,7 +374,6 @@ class _Function:
             None,
             None,
             message + self._lacking(),
-            is_first=not any(each.is_first for each in self.differences),
         )
 
     def _lacking(self) -> str:
@@ -404,8 +414,7 @@ class _Function:
             return Outcome(HowFar(Part.FUNCTION, "not", tuple(self.whys)), notes=tuple(self.notes))
         largest = max(found.largest, 0.0)
         if self.differences:
-            first = next((each for each in self.differences if each.is_first), self.differences[0])
-            said = f"not the same function: {first.message}"
+            said = f"not the same function: {self.differences[0].message}"
         else:
             stand = f" {self.said}" if self.said else ""
             said = f"the same function to {_figure(largest)}{stand}"
@@ -419,7 +428,7 @@ class _Function:
         }
         self._require_outputs(found)
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
-        return Outcome(compared, tuple(self.differences), _as_data(self.weights), tuple(self.notes))
+        return Outcome(compared, self.differences, _as_data(self.weights), tuple(self.notes))
 
     def _require_outputs(self, found: Walked) -> None:
         """Say so where the outputs of the two cannot be compared."""
@@ -472,7 +481,10 @@ def _alike(found: Iterable[Change]) -> list[list[Change]]:
     groups: dict[tuple[Any, ...], list[Change]] = {}
     for each in found:
         role = "" if each.name == "weights-rounded" else each.role
-        groups.setdefault((each.name, role, str(each.a), str(each.b)), []).append(each)
+        values: Any = (str(each.a), str(each.b))
+        if each.name == "weights-order" and role in values:  # two that are exchanged are one difference
+            role, values = "", tuple(sorted(values))
+        groups.setdefault((each.name, role, values), []).append(each)
     return list(groups.values())
 
 

@@ -51,27 +51,52 @@ def changes(own: Weights, b: Holdings, heads: Mapping[At, int] | None = None) ->
             continue
         if _is_close(expected, held.value):
             continue
-        if len(held.pieces) <= 1 or held.pieces[0].elements.numel() == held.value.numel():
-            yield _change(
-                expected, held.value, held, held.pieces[0] if held.pieces else None, sources[0], heads or {}
-            )
+        other = _taken(held, own, b)
+        if other is not None:
+            yield _exchange(held, other, sources[0], own)
+        elif len(held.pieces) <= 1 or held.pieces[0].elements.numel() == held.value.numel():
+            piece = held.pieces[0] if held.pieces else None
+            yield _change(expected, held.value, held, piece, sources[0], heads or {})
+        else:
+            yield from _changes_of_parts(held, expected, sources[0], heads or {})
+
+
+def _exchange(held: Held, other: Held, source: str, own: Weights) -> Change:
+    """A weight of B with the values that belong into another one."""
+    slot, role = held.pieces[0].slot, other.pieces[0].slot.role
+    theirs = own.made_from[other.name][0][0]
+    message = f"B's {held.name} has the values of A's {theirs}, not those of A's {source}."
+    return Change("weights-order", held.name, source, slot.at, slot.role, slot.role, role, message)
+
+
+def _changes_of_parts(held: Held, expected: Tensor, source: str, heads: Mapping[At, int]) -> Iterator[Change]:
+    """The changes of the parts of a fused weight."""
+    parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
+    for piece, values in parts:
+        mine = held.value.flatten()[piece.elements]
+        if _is_close(values, mine):
             continue
-        parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
-        for piece, part in parts:
-            mine = held.value.flatten()[piece.elements]
-            if _is_close(part, mine):
-                continue
-            swapped = next((p for p, other in parts if p is not piece and _is_close(other, mine)), None)
-            if swapped is not None:
-                message = (
-                    f'The "{piece.slot.role}" of {held.name} has the values of A\'s "{swapped.slot.role}".'
-                )
-                at, role = piece.slot.at, piece.slot.role
-                yield Change(
-                    "weights-order", held.name, sources[0], at, role, role, swapped.slot.role, message
-                )
-            else:
-                yield _change(part, mine, held, piece, sources[0], heads or {})
+        swapped = next((p for p, other in parts if p is not piece and _is_close(other, mine)), None)
+        if swapped is None:
+            yield _change(values, mine, held, piece, source, heads)
+            continue
+        role, theirs = piece.slot.role, swapped.slot.role
+        message = f'The "{role}" of B\'s {held.name} has the values of A\'s "{theirs}".'
+        yield Change("weights-order", held.name, source, piece.slot.at, role, role, theirs, message)
+
+
+def _taken(held: Held, own: Weights, b: Holdings) -> Held | None:
+    """The weight of B in the same branch whose values, which are not its own, this one has."""
+    if len(held.pieces) != 1 or held.value.ndim < 2 or held.name not in own.values:
+        return None
+    if _is_close(own.values[held.name], held.value):
+        return None
+    for other in b.held:
+        if len(other.pieces) == 1 and other.name != held.name and other.name in own.values:
+            near = other.pieces[0].slot.at == held.pieces[0].slot.at and own.made_from[other.name][0]
+            if near and _is_close(own.values[other.name], held.value):
+                return other
+    return None
 
 
 def agreement(own: Weights, b: Holdings) -> float:
