@@ -256,8 +256,8 @@ class _Function:
                 return  # undone by A's own tensors, through which no gradient flows
             if result.found:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
-            found = self._compared(steps_a, tuple(result.steps))
-            steps_b: Sequence[Step] = result.steps
+            steps_b: Sequence[Step] = self._unpatched(result)
+            found = self._compared(steps_a, tuple(steps_b))
         else:
             self._say_random()
             steps_b = [each.b for each in found.pairs if each.b is not None]
@@ -279,6 +279,12 @@ class _Function:
             self._add(self._because(group, is_gradient=True), group[0].b, _LATE)
         if not known:
             self._add(self._parting(found.first_gradient, "gradient"), found.first_gradient.key[:3], _LATE)
+
+    def _unpatched(self, result: Search) -> list[Step]:
+        """B's steps without the patched tensors, which may stand for another step now."""
+        sites = {patch.value.site for patch in result.patches if patch.kind == "site"}
+        places = self.two.opened.holdings.places
+        return [step for step in result.steps if step.key not in places or places[step.key].site not in sites]
 
     def _side(self, walker: _Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
@@ -333,6 +339,7 @@ class _Function:
             self.rows.to_a,
             tolerance=max(found.tolerance, 1e-12),
             last=lambda patches: two.walk(tuple(patches)),
+            is_random=self.random_b is not None and self.random_a is None,
         )
 
     def _because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:

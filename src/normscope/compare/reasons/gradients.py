@@ -52,7 +52,9 @@ def reasons(scene: Scene, order: Sequence[str], cuts_only: bool = False) -> Reas
         if not _is_known(scene.a, step) or not _is_known(scene.b, step):
             continue
         a, b = _gradient(scene.a, step), _gradient(scene.b, step)
-        if distance(a, b) <= scene.tolerance or (cuts_only and bool(a.any()) == bool(b.any())):
+        is_cut = bool(a.any()) != bool(b.any())
+        # A step that holds other values, as queries before and after their scale, has other gradients.
+        if distance(a, b) <= scene.tolerance or not (is_cut or (scene.is_same(step) and not cuts_only)):
             continue
         yield _reason(scene, step, a, b)
         return

@@ -21,7 +21,11 @@ from normscope.compare.reasons.scene import (
 )
 from normscope.compare.types import Patch
 
-NO_DROPOUT = (Patch("function", "", ("dropout", {"training": False})),)
+NO_DROPOUT = (
+    Patch("function", "", ("dropout", {"training": False})),
+    Patch("function", "", ("scaled_dot_product_attention", {"dropout_p": 0.0})),
+)
+"""Patches that switch off the dropout that a forward asks for itself."""
 
 
 @dataclass(frozen=True)

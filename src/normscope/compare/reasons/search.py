@@ -6,7 +6,7 @@ whether the patches explain everything.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from normscope.compare.reasons import (
     placement,
     projections,
 )
+from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.types import Patch, Step
@@ -109,6 +110,7 @@ def search(
     *,
     tolerance: float = SAME,
     last: Run | None = None,
+    is_random: bool = False,
 ) -> Search:
     """Find the reasons why B parts from A; at most `ROUNDS` + 1 forwards of B.
 
@@ -118,6 +120,7 @@ def search(
         run: a forward of B with patches, without gradients.
         to_a: numbers of B's places → A's.
         tolerance: largest relative difference of equal tensors.
+        is_random: whether B alone gives other values at another seed in eval mode.
         last: the last forward, which may have gradients; None takes `run`.
     """
     result = Search()
@@ -129,6 +132,8 @@ def search(
         placed = list(scenes_of(a, Walked(map_b, steps, parameters_b), to_a, tolerance))
         _confirm(result, placed)
         new = [each for one in placed for each in _reasons(one, known, _elsewhere(result, one))]
+        if is_random and not any(name == "dropout-left-on" for _, name, _ in known):
+            new = [_as_dropout(each, known) for each in new]
         if any(each.reason.name != UNKNOWN or each.b[1] >= 0 for each in new):
             # The last block reaches the head, which is judged alone once the blocks agree.
             late = [each for each in new if each.reason.name == UNKNOWN and each.b[0] >= 0 > each.b[1]]
@@ -144,6 +149,17 @@ def search(
     order = {one.b: n for n, one in enumerate(placed)}
     result.found.sort(key=lambda each: order.get(each.b, -1))
     return result
+
+
+def _as_dropout(found: Found, known: set[tuple[Number, str, str]]) -> Found:
+    """Dropout in the place of an unknown reason, in a model that is random in eval mode."""
+    if found.reason.name != UNKNOWN:
+        return found
+    step = found.reason.step
+    known.add((found.b, "dropout-left-on", step))
+    message = "Dropout is left on in eval mode in B alone."
+    reason = Reason("dropout-left-on", step, "none", "left on", message, NO_DROPOUT)
+    return replace(found, reason=reason)
 
 
 def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, ...]:
