@@ -171,6 +171,6 @@ def _write(diff: "Diff", format: Format, output: Path | None, command: str) -> N
     else:
         emit(diff.to_text(), output)
     if output is not None:
-        count = len(diff.differences)
-        said = "no difference" if not count else f"{count} difference{'s' if count > 1 else ''}"
-        print(f"{diff.a} and {diff.b}: {said}. The comparison is in {output}", file=sys.stderr)
+        from normscope.compare.words import clean, lead
+
+        print(f"{lead(clean(diff))} The comparison is in {output}", file=sys.stderr)
