@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
+from benchmarks.diff_cost import bench_diff
 from benchmarks.forecast import bench_forecast
 from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
@@ -18,6 +19,7 @@ from normscope.errors import UsageError, suggest
 BENCHES: dict[str, Callable[[], list[Row]]] = {
     "cells": bench_cells,
     "check": bench_check,
+    "diff": bench_diff,
     "forecast": bench_forecast,
     "monitor": bench_monitor,
     "nn": bench_nn,

@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Config:
-    """Options of a `Port`, of all layers unless `layers` says otherwise: layer → options."""
+    """Options of a `Port`, of all layers unless `layers` says otherwise: layer → options.
+
+    Attributes:
+        gain: added to γ.
+        shift: added to the positions.
+        order: thirds of the fused output that are q, k and v.
+        by_head: whether the fused output holds q, k and v of each head together.
+        scale: factor of the attention logits, 1/√d_h if None.
+        tiled: whether head i uses the keys i modulo their number, and not those of its group.
+        written: whether attention is written out; else PyTorch's function computes it.
+        drop: dropout of the probabilities, also in eval mode.
+        gradient: factor of the branches' gradients.
+    """
 
     width: int = 32
     depth: int = 3
@@ -23,7 +35,6 @@ class Config:
     length: int = 64
     norm: str = "layer"
     gain: float = 0.0
-    """What is added to γ."""
     eps: float = 1e-5
     norm_in: bool = True
     norm_out: bool = False
@@ -32,27 +43,20 @@ class Config:
     positions: str = "learnt"
     base: float = 10000.0
     shift: int = 0
-    """What is added to the positions."""
     fused: bool = True
     order: tuple[int, int, int] = (0, 1, 2)
-    """Which thirds of the fused output are q, k and v."""
     by_head: bool = False
-    """Whether the fused output holds q, k and v of each head together."""
     bias: bool = True
     bias_out: bool = True
     scale: float | None = None
-    """Factor of the attention logits, 1/√d_h if None."""
     cap: float | None = None
     cap_final: float | None = None
     qk_norm: str = "none"
     tiled: bool = False
-    """Whether head i uses the keys i modulo their number, and not those of its group."""
     window: int | None = None
     mask: str = "causal"
     written: bool = True
-    """Whether attention is written out; else PyTorch's function computes it."""
     drop: float = 0.0
-    """Dropout of the probabilities, also in eval mode."""
     act: str = "gelu tanh"
     gated: bool = False
     gate_first: bool = True
@@ -63,7 +67,6 @@ class Config:
     parallel: bool = False
     detach: str = ""
     gradient: float = 1.0
-    """Factor of the branches' gradients."""
     layers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def at(self, layer: int) -> "Config":

@@ -95,7 +95,7 @@ def from_bert(state: State, config: Config) -> State:
 
 def moved(state: State, norms: Mapping[str, str], pairs: Mapping[str, str]) -> State:
     """Norms and linear layers under their new names."""
-    made = {}
+    made: State = {}
     for theirs, ours in norms.items():
         made |= {f"{ours}.g": state[f"{theirs}.weight"], f"{ours}.b": state[f"{theirs}.bias"]}
     for theirs, ours in pairs.items():

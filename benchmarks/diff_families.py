@@ -112,7 +112,7 @@ def gpt2(size: Size) -> Family:
 def _like_llama(
     kind: str, size: Size, options: Mapping[str, Any], port: Mapping[str, Any], norms: Mapping[str, str]
 ) -> Family:
-    sizes = {"vocab_size": 256, "hidden_size": size.width, "intermediate_size": size.hidden}
+    sizes: dict[str, Any] = {"vocab_size": 256, "hidden_size": size.width, "intermediate_size": size.hidden}
     sizes |= {"num_hidden_layers": size.depth, "num_attention_heads": size.heads, "rms_norm_eps": 1e-6}
     sizes |= {"num_key_value_heads": size.heads // 2, "max_position_embeddings": 64}
     none = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -149,7 +149,11 @@ def gemma2(size: Size) -> Family:
     """Gemma-2, with a window of 16 in every second layer."""
     norms = {"input_layernorm": "in_1", "post_attention_layernorm": "out_1"}
     norms |= {"pre_feedforward_layernorm": "in_2", "post_feedforward_layernorm": "out_2"}
-    options = {"head_dim": size.width // size.heads, "query_pre_attn_scalar": 24, "sliding_window": 16}
+    options: dict[str, Any] = {
+        "head_dim": size.width // size.heads,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 16,
+    }
     options |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
     port = {"gain": 1.0, "norm_out": True, "act": "gelu tanh", "embed": size.width**0.5, "tied": True}
     port |= {"cap": 2.0, "cap_final": 3.0, "scale": 24**-0.5}

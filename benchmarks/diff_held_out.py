@@ -188,7 +188,7 @@ def _own() -> list[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    tables = {
+    tables: dict[str, list[tuple[Plant, ...]]] = {
         "GPT-2": GPT2,
         "LLaMA": LLAMA,
         "Gemma-2": GEMMA2,

@@ -1,4 +1,4 @@
-"""How a comparison of two models is judged.
+"""Judgement of a comparison of two models.
 
 The rule was fixed before the first run:
 

@@ -45,7 +45,7 @@ class Checkpointed(Port):
     def __init__(self, config: Config):
         super().__init__(config)
         for layer in self.layers:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 class Reversed(Port):

@@ -55,7 +55,7 @@ SETS: dict[str, Callable[[], list[Case]]] = {
 
 
 def side(build: Build) -> Any:
-    """What `normscope.diff` is given: a spec, a function that builds a module, a Run or a subject."""
+    """One side for `normscope.diff`: a spec, a function that builds a module, a Run or a subject."""
     if isinstance(build, str):
         return build
     made = build()

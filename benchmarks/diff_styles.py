@@ -156,6 +156,23 @@ class FlatLayer(nn.Module):
             setattr(self, f"g_{number}", nn.Parameter(torch.ones(d)))
             setattr(self, f"h_{number}", nn.Parameter(torch.zeros(d)))
 
+    g_1: Tensor
+    h_1: Tensor
+    g_2: Tensor
+    h_2: Tensor
+    w_q: Tensor
+    b_q: Tensor
+    w_k: Tensor
+    b_k: Tensor
+    w_v: Tensor
+    b_v: Tensor
+    w_o: Tensor
+    b_o: Tensor
+    w_up: Tensor
+    b_up: Tensor
+    w_down: Tensor
+    b_down: Tensor
+
     def forward(self, x: Tensor) -> Tensor:
         config = self.config
         y = F.layer_norm(x, (config.width,), self.g_1, self.h_1, config.eps)
@@ -177,19 +194,19 @@ class Flat(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.embed = nn.ModuleDict(
-            {"t": nn.Embedding(config.vocabulary, config.width), "p": nn.Embedding(66, config.width)}
-        )
+        tables = nn.Embedding(config.vocabulary, config.width), nn.Embedding(66, config.width)
+        self.embed = nn.ModuleList(tables)
         for each in range(config.depth):
             self.add_module(f"layer{each}", FlatLayer(config.at(each)))
         self.norm = nn.LayerNorm(config.width, eps=config.eps)
         started(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed["t"](ids) + self.embed["p"].weight[: ids.shape[1]]
+        words, places = (table.get_parameter("weight") for table in self.embed)
+        x = words[ids] + places[: ids.shape[1]]
         for each in range(self.config.depth):
             x = getattr(self, f"layer{each}")(x)
-        return F.linear(self.norm(x), self.embed["t"].weight)
+        return F.linear(self.norm(x), words)
 
 
 class Library(nn.Module):
