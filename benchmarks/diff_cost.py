@@ -1,6 +1,6 @@
 """`normscope bench diff`: time and forwards of a comparison, relative to one anatomy of a model.
 
-Each pair is a published model with random weights and a port of it, of 12 layers and width 128. An anatomy is
+Each pair is a published model with random weights and a port of it, of 6 layers and width 64. An anatomy is
 `read_anatomy` of the published model in this process; comparisons take turns with it. Forwards are counted by
 a hook on the outermost module, in the anatomies and in all parts; copies in float64 are counted as well.
 """
@@ -20,8 +20,8 @@ from benchmarks.diff_families import FAMILIES, Size
 from benchmarks.diff_plants import Plant, converted, given
 from benchmarks.process import Row, circumstances, in_fresh_process, row
 
-ROUNDS = 5
-SIZE = Size(width=128, depth=12, heads=8, hidden=512)
+ROUNDS = 3
+SIZE = Size(width=64, depth=6, heads=8, hidden=256)
 PLANTS = {"the same": (), "ε": (Plant("ε", "all", {"eps": 1e-6}),)}
 
 

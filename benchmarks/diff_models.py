@@ -33,7 +33,7 @@ class Layer(nn.Module):
         return x
 
     def added(self, x: Tensor, branch: nn.Module, number: int) -> tuple[Tensor, Tensor]:
-        """The added term of a branch, and the input of the branch."""
+        """The added term of a branch, and its input."""
         config = self.config
         normed = getattr(self, f"in_{number}")(x) if config.norm_in else x
         if config.detach == "branch input":
