@@ -98,12 +98,12 @@ VIT = [
     (Plant("attention scale", "attention 1", {"scale": 1.0}),),
     (Plant("positions missing", "first", {"placed": False}), Plant("activation", "mlp 1", {"act": "relu"})),
 ]
-BERT = [
+BERT: list[tuple[Plant, ...]] = [
     (dropped("kind.weight", "weights", "first"),),
     (Plant("ε", "layer 1", {"eps": 1e-3}),),
     (Plant("number of heads", "all attention", {"heads": 3, "kv_heads": 3}),),
 ]
-OLMO2 = [
+OLMO2: list[tuple[Plant, ...]] = [
     (Plant("QK-norm", "attention 1", {"qk_norm": "none"}),),
     (moved_norms("out", "stream"),),
     (Plant("rotary base", "all attention", {"base": 500000.0}),),

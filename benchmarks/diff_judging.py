@@ -1,6 +1,5 @@
 """Judgement of a comparison of two models.
 
-
 The rule was fixed before the first run:
 
 - The first difference is the one of the function part that `is_first` marks, else the first one of the
