@@ -43,6 +43,19 @@ def test_fail_on_decides_by_part(fail_on: str, status: int, capsys: pytest.Captu
     assert ("--fail-on recipe, which was not compared" in capsys.readouterr().err) == (status == 2)
 
 
+def test_to_fail_on_the_verdict_is_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(a: str, b: str, **options: object) -> Diff:
+        seen.append(options["check"])
+        return Diff(a, b, room.NOTHING, (Compared(Part.VERDICT, "whole"),), ())
+
+    monkeypatch.setattr(normscope, "diff", noted, raising=False)
+    for given in ([], ["--fail-on", "structure,verdict"], ["--check"]):
+        run(["diff", PRE, POST, *given])
+    assert seen == [False, True, True]
+
+
 def test_nothing_that_was_compared_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diff", PRE, PRE, "--parts", "recipe", *FED]) == 2
     assert capsys.readouterr().err == "normscope: no part was compared; the reasons stand above\n"
@@ -97,6 +110,7 @@ def test_defaults_come_from_pyproject(tmp_path: Path, monkeypatch: pytest.Monkey
         [PRE, "git:HEAD:model.py:build,wrong=1"],
         [PRE, POST, "--parts", "strucure"],
         [PRE, POST, "--fail-on", "error"],
+        [PRE, POST, "--fail-on", "function", "--parts", "structure"],
         [PRE, POST, "--map", "missing.json"],
         [PRE, POST, "--rtol", "2"],
         [PRE, POST, "--dtype", "float31"],

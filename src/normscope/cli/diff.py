@@ -14,6 +14,7 @@ from normscope.cli.options import option
 from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.completion import complete_side
+from normscope.errors import UsageError
 
 if TYPE_CHECKING:
     from normscope.compare import Diff, Part
@@ -101,6 +102,10 @@ def command(
 
     failing = None if fail_on is None else () if fail_on == NEVER else parts_of(fail_on, "--fail-on")
     wanted = None if parts is None else parts_of(parts, "--parts")
+    if wanted is not None and (missing := set(failing or ()).difference(wanted)):
+        given = f"--fail-on {fail_on} with --parts {parts}"
+        raise UsageError(given, "parts that are compared", f"add {min(missing)} to --parts, or leave it out")
+    check = check or "verdict" in (failing or ())
     loading = options.loading(context)
     del loading["dtype"]
     interrupted = False
@@ -137,8 +142,8 @@ def exit_status(diff: "Diff", failing: "tuple[Part, ...] | None") -> int:
         print("normscope: no part was compared; the reasons stand above", file=sys.stderr)
         return 2
     for part in failing or ():
-        if part in missing or part not in {each.part for each in diff.parts}:
-            why = " ".join(missing[part].why) if part in missing else "it is not in --parts"
+        if part in missing:
+            why = "; ".join(missing[part].why)
             print(f"normscope: --fail-on {part}, which was not compared: {why}", file=sys.stderr)
             return 2
     return 0
