@@ -17,11 +17,14 @@ from normscope.database import is_store
 from normscope.errors import UsageError, suggest
 from normscope.recording.intake import as_run
 from normscope.report import Report
-from normscope.subjects import Run, Subject, load_to_read, make_subject
+from normscope.subjects import Run, Subject, load, load_to_read, make_subject
 from normscope.subjects.again import build_again
+from normscope.subjects.memory import NoRoomError
 from normscope.subjects.rng import seeded
 from normscope.subjects.spec import parse
 
+_SHORT = 16
+"""Tokens per sequence for models that do not fit into memory."""
 Given = Any
 """One side, as it is given: str | Path | nn.Module | Subject | Run | Report | Callable[[], nn.Module]."""
 
@@ -71,12 +74,16 @@ def side_of(given: Given, settings: Settings, batch: Any = None, *, is_apart: bo
 def live_side(spec: str, settings: Settings) -> LiveSide:
     """The side of a MODEL, in this process."""
     loading = settings.loading()
-    subject = load_to_read(spec, **loading)
+    try:
+        subject = load(spec, **loading)
+    except NoRoomError:  # only its shapes are read, for which a short batch will do
+        short = {"batch_size": 1, "seq_len": min(settings.seq_len, _SHORT)}
+        subject = load_to_read(spec, **loading | short)
 
     def build(seed: int) -> nn.Module:
         return build_again(spec, subject.model, seed, device=settings.device, dtype=loading["dtype"])
 
-    return LiveSide(subject, build, lambda seed: load_to_read(spec, **loading | {"seed": seed}))
+    return LiveSide(subject, build, lambda seed: load(spec, **loading | {"seed": seed}))
 
 
 def _of_revision(text: str, settings: Settings) -> RemoteSide:
