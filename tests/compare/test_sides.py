@@ -181,6 +181,17 @@ def test_a_saved_report_is_a_side(tmp_path: Path) -> None:
                 getattr(side, str(method))(*words)
 
 
+def test_functions_whose_copies_do_not_fit_into_memory_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from normscope.compare import compare as room
+
+    monkeypatch.setattr(room, "available_bytes", lambda device: 100)
+    found = normscope.diff(SMALL, SMALL, parts="structure,function", batch_size=1, seq_len=8)
+    assert [part.how for part in found.parts] == ["whole", "not"]
+    assert "copies in float64" in found.parts[1].why[0]
+
+
 QUICK = {"steps": 0, "budget": "fast"}
 
 

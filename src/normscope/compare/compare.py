@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from normscope.anatomy import Anatomy
 from normscope.compare.align import align
 from normscope.compare.differences import compare_structures, made_up_for
@@ -27,12 +29,14 @@ from normscope.interrupts import only_once
 from normscope.pipeline import versions
 from normscope.report.report import SCHEMA
 from normscope.subjects import Subject
-from normscope.subjects.memory import is_out_of_memory
+from normscope.subjects.memory import available_bytes, gigabytes, is_out_of_memory
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`, called at the start of each stage."""
 SEEDS = 4
 """Seeds at which fresh weights are drawn."""
+COPIES = 3
+"""Copies of its weights that a side has in the function part, at most: the model, its weights, the other's."""
 CHECKS = 3
 """Seeds at which both models are checked, where both can be built again."""
 NOTHING = Pair(Place("model", ""), Place("model", ""))
@@ -318,12 +322,16 @@ def _recipe(run: Comparison) -> Outcome:
 
 
 def _function(run: Comparison) -> Outcome:
-    _of_both(run, lambda side: side.run(_nothing))
+    sizes = _of_both(run, lambda side: side.run(_num_weights))
+    needed, room = 8 * COPIES * sum(sizes), available_bytes(torch.device("cpu"))
+    if room is not None and needed > room:
+        raise _NotError(f"it needs {gigabytes(needed)} for copies in float64, and {gigabytes(room)} are free")
     return compare_functions(run.a, run.b, run.rows, run.given, run.rtol)
 
 
-def _nothing(subject: Subject, anatomy: Anatomy) -> None:
-    """Ask nothing of a side; one without weights says so."""
+def _num_weights(subject: Subject, anatomy: Anatomy) -> int:
+    """Number of parameters of a side."""
+    return sum(parameter.numel() for parameter in subject.model.parameters())
 
 
 def _verdict(run: Comparison) -> Outcome:
