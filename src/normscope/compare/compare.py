@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 SEEDS = 4
 """Seeds at which fresh weights are drawn."""
 COPIES = 3
-"""Copies of its weights that a side has in the function part, at most: the model, its weights, the other's."""
+"""Copies of its weights that a side has in the function part, at most."""
 CHECKS = 3
 """Seeds at which both models are checked, where both can be built again."""
 NOTHING = Pair(Place("model", ""), Place("model", ""))
