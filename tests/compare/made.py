@@ -21,7 +21,7 @@ Init = Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What a decoder does; each field is one thing that a difference can be in."""
+    """Description of a decoder; each field is one thing that a difference can be in."""
 
     depth: int = DEPTH
     heads: int = HEADS

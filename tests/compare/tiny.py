@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Options:
-    """What the models do; the three bases are below."""
+    """Description of the models; the three bases are below."""
 
     style: str = "sdpa"  # sdpa, softmax, einsum
     width: int = 32

@@ -286,7 +286,7 @@ def _is_causal(tensor: Tensor) -> bool | None:
 
 
 def _reach(tensor: Tensor) -> tuple[int, int] | None:
-    """How far back and ahead of the diagonal a square attention looks; None where that is unknown."""
+    """Reach back and ahead of the diagonal a square attention looks; None where that is unknown."""
     if _is_causal(tensor) is None:
         return None
     weights = (tensor.detach() != 0).flatten(end_dim=-2).unflatten(0, (-1, tensor.shape[-2])).any(0)

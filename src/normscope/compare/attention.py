@@ -99,7 +99,7 @@ class _Way:
 
     @property
     def after(self) -> Value:
-        """Where the way goes on after its last norm."""
+        """Place at which the way goes on after its last norm."""
         return self.norms[-1].output if self.norms else self.start
 
 

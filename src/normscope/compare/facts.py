@@ -17,7 +17,7 @@ REL_TOL = 1e-4
 
 @dataclass(frozen=True)
 class Fact:
-    """How a fact is said.
+    """Words for a fact.
 
     Attributes:
         level: the level of the places that have it.

@@ -20,7 +20,7 @@ def put(y: Tensor, *, value: Tensor) -> Tensor:
 
 
 def scale(y: Tensor, *, by: float | Tensor) -> Tensor:
-    """by·y."""
+    """Product by·y."""
     return y * _like(by, y)
 
 
@@ -38,7 +38,7 @@ def combine(y: Tensor, *sources: Tensor, factors: tuple[float, ...], own: float 
 
 
 def affine(y: Tensor, x: Tensor, *, by: float = 1.0, what: float | Tensor = 0.0) -> Tensor:
-    """by·x + what."""
+    """Sum by·x + what."""
     return by * x.reshape(y.shape) + _like(what, y)
 
 
@@ -151,7 +151,7 @@ def cap(y: Tensor, *, to: float | None = None, was: float | None = None) -> Tens
 
 
 def rescale_logits(y: Tensor, *, by: float | Tensor) -> Tensor:
-    """by·y at visible keys; masked logits stay."""
+    """Product by·y at visible keys; masked logits stay."""
     return torch.where(y > MASKED, y * _like(by, y), y)
 
 

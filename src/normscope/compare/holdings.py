@@ -71,7 +71,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a side has for the function part, as plain data and tensors.
+    """Holdings of a side for the function part, as plain data and tensors.
 
     Attributes:
         held: the parameters in order; a tied one once.

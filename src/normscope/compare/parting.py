@@ -135,7 +135,7 @@ class Walked:
         return here
 
     def _parted_below(self, name: str, around: Mapping[str, Compared]) -> str | None:
-        """What `name` is made of and parts as well; through what cannot be compared."""
+        """Tensors that `name` is made of and that part as well; through what cannot be compared."""
         queue, seen = list(_MADE_OF.get(name, ())), set()
         while queue:
             each = queue.pop(0)

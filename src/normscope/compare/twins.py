@@ -1,4 +1,4 @@
-"""What the function part asks of a side, each in the process that holds the model: see `Side.run`."""
+"""Requests of the function part to a side, each in the process that holds the model: see `Side.run`."""
 
 import contextlib
 import io

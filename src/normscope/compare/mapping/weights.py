@@ -29,7 +29,7 @@ class CannotMapError(Exception):
 
 @dataclass
 class _Found:
-    """What was found so far."""
+    """Pieces that were found so far."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
     made_from: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ _CONVENTION = "one side multiplies by γ, the other by 1 + γ"
 
 
 def _shift(source: Held, to: Held, *, is_given: bool) -> float:
-    """What a gain needs where the two models add different numbers to it.
+    """Correction of a gain where the two models add different numbers to it.
 
     Zero where fresh gains begin as different factors: then the added number is the difference, not the way in
     which a gain is held.
@@ -221,7 +221,7 @@ def _plain(piece: Piece, slot: Slot, slots: Mapping[Slot, object], a: Holdings) 
 
 
 def _words(held: Held, source: Piece, to: Piece) -> str:
-    """How a piece was made."""
+    """Words for the way in which a piece was made."""
     words = [part for part in (source.words.split(", ") if source.words else []) if part != "transposed"]
     if ("transposed" in source.words) != ("transposed" in to.words):
         words.append("transposed")

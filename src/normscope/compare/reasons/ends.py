@@ -133,7 +133,7 @@ def _root(scene: Scene, times: float) -> str:
 
 
 def _read(half: Half) -> Embedded | float | None:
-    """How the stream starts; a number is the rate of a dropout; None where neither fits."""
+    """Start of the stream; a number is the rate of a dropout; None where neither fits."""
     found = half.all_of("embedding", "entry")
     if found is None or found[0].shape != found[1].shape or found[0].dim() != 3 or len(found[0]) < 2:
         return None

@@ -51,7 +51,7 @@ class Logits:
 
 
 def read_logits(half: Half) -> Logits | None:
-    """How the logits are made; None where no description fits."""
+    """Description of the way in which the logits are made; None where no description fits."""
     found = half.all_of("query", "key", "logits")
     if found is None or any(t.dim() != 4 for t in found):
         return None

@@ -166,7 +166,7 @@ def _merge(scene: Scene) -> Reasons:
 
 
 def _merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:
-    """How the heads are merged, and in which order (None: their own)."""
+    """Merging of the heads, and their order (None: their own)."""
     found = half.all_of("probabilities", "value", "mixed")
     if found is None or found[0].dim() != 4 or found[1].dim() != 4:
         return None

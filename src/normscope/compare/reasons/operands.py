@@ -69,7 +69,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Operand:
-    """How a projection's output becomes an attention's operand.
+    """Way from a projection's output to an attention's operand.
 
     Attributes:
         split: how it is split into heads, see `split_heads`.
@@ -88,7 +88,7 @@ class Operand:
 
 
 def read_operand(half: Half, before: str, after: str) -> Operand | None:
-    """How `after` ("query") is made from `before` ("q"); None where no description fits."""
+    """Way to make `after` ("query") from `before` ("q"); None where no description fits."""
     found = half.all_of(before, after)
     if found is None or found[1].dim() != 4 or found[0].dim() != 3:
         return None

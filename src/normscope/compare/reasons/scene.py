@@ -21,7 +21,7 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class At:
-    """Where the tensor of a step is in a model, and how it takes the form that steps have."""
+    """Site of a step's tensor in a model, and the way to the form that steps have."""
 
     site: Site
     layout: Layout | None = None

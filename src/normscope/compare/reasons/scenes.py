@@ -17,7 +17,7 @@ WAY_IN: Number = (OUTSIDE, OUTSIDE, OUTSIDE)
 
 @dataclass(frozen=True)
 class Map:
-    """What is known of a side without its weights, as plain data.
+    """Facts of a side without its weights, as plain data.
 
     Attributes:
         anatomy: the reading to which the sites belong.
