@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.anatomy import Anatomy, Branch, Site, named_parameters
+from normscope.anatomy import Anatomy, Branch, Norm, Site, named_parameters
 from normscope.anatomy.graph import Op, Value, search
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, VIEWS, matmul_operands, weight_of
@@ -81,6 +81,7 @@ class Holdings:
         rows: key of a step that is a part of a fused projection → its features there.
         norms: key of a norm's output → which slot of its branch it is in.
         is_given: whether the weights are given, not drawn: the same at two seeds; None where that is unknown.
+        embedding_norm: the norm before the first block.
     """
 
     held: tuple[Held, ...]
@@ -90,6 +91,7 @@ class Holdings:
     rows: Mapping[Key, Tensor]
     norms: Mapping[Key, Slotted]
     is_given: bool | None = None
+    embedding_norm: Norm | None = None
 
     def named(self) -> dict[str, Held]:
         """The parameters by name."""
@@ -114,7 +116,8 @@ def holdings_of(twin: Twin, is_given: bool | None = None) -> Holdings:
             split = (*key[:3], role)
             places[split] = replace(fused, key=split)
             rows[split] = taken
-    return Holdings(held, aliases, twin.anatomy, places, rows, _slotted(twin.anatomy, places), is_given)
+    slots = _slotted(twin.anatomy, places)
+    return Holdings(held, aliases, twin.anatomy, places, rows, slots, is_given, twin.embedding_norm)
 
 
 def _slotted(anatomy: Anatomy, places: Mapping[Key, Place]) -> dict[Key, Slotted]:

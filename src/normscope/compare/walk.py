@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normscope.anatomy import Anatomy, Branch, Site, capture, measuring, named_parameters
+from normscope.anatomy import Anatomy, Branch, Norm, Site, capture, measuring, named_parameters
 from normscope.anatomy.assemble import assemble
 from normscope.anatomy.graph import Graph, Op, Value
-from normscope.anatomy.ops import matmul_operands, weight_of
+from normscope.anatomy.ops import SAME, matmul_operands, weight_of
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.reading import record_forward
 from normscope.compare.exact import exact, wide, wide_copy, widen
@@ -78,6 +78,7 @@ class Twin:
         self._own |= {name: b.detach().clone() for name, b in self.model.named_buffers()}
         self._maker = _Maker(self.graph)
         self.places = tuple(_places(self.anatomy, self._maker))
+        self.embedding_norm = self._maker.embedding_norm(self.anatomy)
         self._plain = dict(_plain_names(self.model))
 
     def own(self, name: str) -> Tensor:
@@ -372,14 +373,18 @@ def _places(anatomy: Anatomy, maker: "_Maker") -> Iterator[Place]:
     found: list[Place] = []
     if (embedded := maker.embedding()) is not None:
         found.append(maker.place((OUTSIDE, OUTSIDE, OUTSIDE, "embedding"), "embedding", embedded.site))
+    if (norm := maker.embedding_norm(anatomy)) is not None:
+        key = (OUTSIDE, OUTSIDE, OUTSIDE)
+        found.append(maker.place((*key, "embedding norm in"), norm.path, norm.input))
+        found.append(maker.place((*key, "embedding norm"), norm.path, norm.output))
     for s, stack in enumerate(anatomy.stacks):
         for b, block in enumerate(stack.blocks):
             found.append(maker.place((s, b, OUTSIDE, "entry"), block.site, block.entry))
             for n, branch in enumerate(block.branches):
                 found += maker.branch((s, b, n), branch)
             found.append(maker.place((s, b, OUTSIDE, "exit"), block.site, block.exit))
-        if (norm := stack.final_norm) is not None:
-            key = (s, OUTSIDE, OUTSIDE)
+        if stack.final_norm is not None:
+            key, norm = (s, OUTSIDE, OUTSIDE), stack.final_norm
             found.append(maker.place((*key, "final norm in"), norm.path, norm.input))
             found.append(maker.place((*key, "final norm"), norm.path, norm.output))
         found.append(maker.place((s, OUTSIDE, OUTSIDE, "hidden"), stack.name, stack.hidden))
@@ -422,6 +427,18 @@ class _Maker:
             (op.outputs[0] for op in ops if op.outputs and op.outputs[0].live and op.inputs[0].is_weight),
             None,
         )
+
+    def embedding_norm(self, anatomy: Anatomy) -> Norm | None:
+        """The norm whose output is the stream at the entry of the first block."""
+        if not anatomy.blocks:
+            return None
+        value = self.value(anatomy.blocks[0].entry)
+        found = None if value is None else value.behind(SAME).norm
+        if found is None:
+            return None
+        weight = None if found.weight is None else found.weight.name
+        sites = found.input.site, found.output.site
+        return Norm(found.kind, found.core.call.path, *sites, found.eps, weight, found.weight_offset)
 
     def branch(self, at: tuple[int, int, int], branch: Branch) -> list[Place]:
         """The places of a branch, in the order of the forward; `sum` comes last of those that tie."""

@@ -1,7 +1,6 @@
 """Ways into the first block and out of the last: scale of the embedding, positions, final norm, head."""
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.mixing import dropped
-from normscope.compare.reasons.norms import fitted_norm, parameters_of
+from normscope.compare.reasons.norms import parameters_of
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -45,8 +44,9 @@ def embedding(scene: Scene) -> Reasons:
     if scene.is_same("entry"):
         return
     a, b = _read(scene.a), _read(scene.b)
+    if ("embedding norm" in scene.a.norms) != ("embedding norm" in scene.b.norms):
+        yield from _normed(scene)
     if a is None or b is None:
-        yield from _normed(scene, a)
         return
     if isinstance(a, float) or isinstance(b, float):
         words = [f"rate {figure(each)}" if isinstance(each, float) else "none" for each in (a, b)]
@@ -57,9 +57,8 @@ def embedding(scene: Scene) -> Reasons:
 
     def reason(name: str, left: Any, right: Any, message: str, **to: Any) -> Reason:
         now.update(to)
-        return Reason(
-            name, "entry", left, right, message, scene.b.patch("entry", "affine", ("embedding",), **now)
-        )
+        step = sum_step(scene.b)
+        return Reason(name, step, left, right, message, scene.b.patch(step, "affine", ("embedding",), **now))
 
     if abs(a.times - b.times) > FITS * abs(a.times):
         message = tell("The factor on the token embeddings", *(_root(scene, each.times) for each in (a, b)))
@@ -67,26 +66,24 @@ def embedding(scene: Scene) -> Reasons:
     yield from _positions(a, b, reason)
 
 
-def _normed(scene: Scene, a: Embedded | float | None) -> Reasons:
+def sum_step(half: Half) -> str:
+    """Name of the step that is the sum of the embeddings."""
+    return "embedding norm in" if "embedding norm in" in half.steps else "entry"
+
+
+def _normed(scene: Scene) -> Reasons:
     """A norm after the embedding that one side lacks."""
-    (left,), (right,) = scene.both("entry") or ((None,), (None,))
-    if left is None or right is None or left.shape != right.shape:
-        return
-    for x, y, normed in ((left, right, "B"), (right, left, "A")):
-        for kind, eps in product(("layernorm", "rmsnorm"), (1e-5, 1e-6, 1e-12, 1e-8, 0.0)):
-            fitted = fitted_norm(x, y, kind, eps)
-            if fitted is None:
-                continue
-            words = ("none", kind) if normed == "B" else (kind, "none")
-            message = tell("The norm after the embeddings", *words)
-            patches: tuple[Patch, ...] = ()
-            if normed == "A":
-                patches = scene.b.patch("entry", "norm_of_itself", **fitted)
-            elif isinstance(a, Embedded):
-                what = 0.0 if a.positions is None else a.positions
-                patches = scene.b.patch("entry", "affine", ("embedding",), by=a.times, what=what)
-            yield Reason("embedding-norm", "entry", words[0], words[1], message, patches)
-            return
+    norms = [half.norms.get("embedding norm") for half in (scene.a, scene.b)]
+    words = ["none" if norm is None else norm.kind for norm in norms]
+    found = norms[0]
+    if found is None:
+        patches = scene.b.patch("embedding norm", "affine", ("embedding norm in",))
+    else:
+        weight, bias = parameters_of(found, scene.a.parameters)
+        options: dict[str, Any] = {"kind": found.kind, "eps": found.eps, "weight": weight, "bias": bias}
+        patches = scene.b.patch("entry", "norm_of_itself", offset=found.weight_offset, **options)
+    message = tell("The norm after the embeddings", *words)
+    yield Reason("embedding-norm", "entry", words[0], words[1], message, patches)
 
 
 def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:
@@ -101,6 +98,13 @@ def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:
         if a.table is not None and b.table is not None and a.table[1] != b.table[1]:
             message = tell("The row of the position table for the first token", a.table[1], b.table[1])
             yield reason("position-offset", a.table[1], b.table[1], message, what=what)
+            return
+        rest = left - right
+        if residual(rest.mean(0).expand_as(rest), rest) < FITS:
+            message = (
+                "A vector that all tokens share, as of token types, is added to the embeddings on one side."
+            )
+            yield reason("token-types", None, None, message, what=what)
             return
         if (shift := _shift(left, right)) is not None:
             way = "later" if shift > 0 else "earlier"
@@ -134,7 +138,7 @@ def _root(scene: Scene, times: float) -> str:
 
 def _read(half: Half) -> Embedded | float | None:
     """Start of the stream; a number is the rate of a dropout; None where neither fits."""
-    found = half.all_of("embedding", "entry")
+    found = half.all_of("embedding", sum_step(half))
     if found is None or found[0].shape != found[1].shape or found[0].dim() != 3 or len(found[0]) < 2:
         return None
     x, y = found

@@ -9,6 +9,10 @@ from normscope.anatomy import Norm
 from normscope.compare.formulas import norm
 from normscope.compare.reasons.scene import FITS, Half, Reason, Reasons, Scene, distance, tell
 
+_WHERE = {
+    "final norm": ("final-norm", "final norm"),
+    "embedding norm": ("embedding-norm", "norm after the embeddings"),
+}
 _KINDS = {"layernorm", "rmsnorm", "l2norm"}
 
 
@@ -77,8 +81,7 @@ def parameters_of(found: Norm, parameters: Mapping[str, Tensor]) -> tuple[Tensor
 
 
 def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> Reasons:
-    where = "final-norm" if name == "final norm" else "norm"
-    subject = "final norm" if name == "final norm" else "norm"
+    where, subject = _WHERE.get(name, ("norm", "norm"))
 
     def reason(key: str, left: Any, right: Any, message: str, **change: Any) -> Reason:
         patches = scene.b.patch(name, "norm", (f"{name} in",), **{**b, **change})
@@ -89,7 +92,7 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
         return
     b_now = dict(b)
     if not _is_number(a["eps"], b["eps"]):
-        message = tell(f"The {subject}'s ε", a["eps"], b["eps"])
+        message = tell(f"The ε of the {subject}", a["eps"], b["eps"])
         yield reason(f"{where}-eps", a["eps"], b["eps"], message, eps=a["eps"])
         b_now["eps"] = a["eps"]
     b.update(b_now)
@@ -113,7 +116,7 @@ def _compared(scene: Scene, name: str, a: dict[str, Any], b: dict[str, Any]) -> 
         message = (
             f"The {subject} {has[biased[0]]} in A and {has[biased[1]]} in B."
             if biased[0] != biased[1]
-            else f"The {subject}'s bias has other values in A than in B."
+            else f"The bias of the {subject} has other values in A than in B."
         )
         yield reason(f"{where}-bias", *biased, message, bias=shift_a, weight=gain_a, offset=0.0)
 
@@ -127,16 +130,16 @@ def _gain_reason(
         if left is not None and right is not None and distance(left, right + 1) < FITS:
             words = ("1 + w", "w") if one == "A" else ("w", "1 + w")
             message = (
-                f"The {subject}'s gain in {one} is that of the other model plus 1: one side multiplies by "
+                f"The gain of the {subject} in {one} is the other model's plus 1: one side multiplies by "
                 "1 + w, or its weights were converted as if it did."
             )
             return Reason(f"{where}-offset", name, words[0], words[1], message, patches)
     if gain_a is None or gain_b is None:
         state = {True: "absent", False: "learnt"}
         left_word, right_word = state[gain_a is None], state[gain_b is None]
-        message = f"The {subject}'s gain is {left_word} in A and {right_word} in B."
+        message = f"The gain of the {subject} is {left_word} in A and {right_word} in B."
         return Reason(f"{where}-gain", name, left_word, right_word, message, patches)
-    message = f"The {subject}'s gain has other values in A than in B."
+    message = f"The gain of the {subject} has other values in A than in B."
     return Reason(f"{where}-gain", name, None, None, message, patches)
 
 

@@ -1,11 +1,11 @@
 """Scenes of two walks: the steps of a branch, or of the ways in and out, of both sides together."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from normscope.anatomy import Anatomy
+from normscope.anatomy import Anatomy, Norm
 from normscope.compare.holdings import Holdings
 from normscope.compare.reasons.scene import SAME, At, Half, Scene
 from normscope.compare.types import Step
@@ -24,12 +24,14 @@ class Map:
         places: key of a step → where its tensor is; "whole q" is a fused projection's output.
         order: key → its number in the order of the forward.
         slots: key of a norm's output → "in", "out" or "stream".
+        embedding_norm: the norm before the first block.
     """
 
     anatomy: Anatomy
     places: Mapping[Key, At]
     order: Mapping[Key, int]
     slots: Mapping[Key, str]
+    embedding_norm: Norm | None = None
 
     def order_of(self, number: Number) -> list[str]:
         """Names of the steps of a branch in the order of the forward."""
@@ -44,7 +46,7 @@ def map_of(holdings: Holdings) -> Map:
         places[key] = At(place.site, place.layout, holdings.rows.get(key))
         places[*key[:3], f"whole {key[3]}"] = At(place.site, place.layout)
     order = {key: place.index for key, place in holdings.places.items()}
-    return Map(holdings.anatomy, places, order, holdings.norms)
+    return Map(holdings.anatomy, places, order, holdings.norms, holdings.embedding_norm)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def _way_in(
         known.pop(OUTPUT, None)
         if "entry" in (block := steps.get((at[0], at[1], OUTSIDE), {})):
             known["entry"] = block["entry"]
-        halves.append(_half(side, known, WAY_IN, {"entry": at}))
+        half, norm = _half(side, known, WAY_IN, {"entry": at}), side.map.embedding_norm
+        halves.append(half if norm is None else replace(half, norms={"embedding norm": norm}))
     return Scene(halves[0], halves[1], "embedding", ids, tolerance)
 
 

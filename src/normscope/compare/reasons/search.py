@@ -34,7 +34,7 @@ ROUNDS = 4
 UNKNOWN = "unknown"
 
 FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
-    "embedding": (ends.embedding,),
+    "embedding": (norms.reasons, ends.embedding),
     "head": (norms.reasons, ends.head),
     "attention": (
         placement.reasons,
@@ -261,7 +261,7 @@ def relative(scene: Scene, step: str) -> float:
 
 
 _ORDER = (
-    *("embedding", "entry", "norm 0"),
+    *("embedding", "embedding norm in", "embedding norm", "entry", "norm 0"),
     *("logits", "probabilities", "mixed", "o", "act", "down", "norm 1", "output", "sum"),
     *("final norm", "hidden", OUTPUT),
 )
