@@ -34,6 +34,7 @@ class Options:
     base: float = 10_000.0
     window: int = 0
     causal: bool = True
+    own: bool = True
     dropout: float = 0.0
     tied: bool = True
     final_norm: bool = True
@@ -71,7 +72,8 @@ def turned(x: Tensor, o: Options) -> Tensor:
 
 def mask(t: int, o: Options) -> Tensor:
     away = torch.arange(t)[:, None] - torch.arange(t)
-    seen = away >= 0 if o.causal else torch.ones(t, t, dtype=torch.bool)
+    seen = away >= (0 if o.own else 1) if o.causal else torch.ones(t, t, dtype=torch.bool)
+    seen[0, 0] = True
     return seen & (away < o.window) if o.window else seen
 
 

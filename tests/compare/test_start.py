@@ -112,6 +112,21 @@ def test_a_scale_by_depth_is_named_so() -> None:
     assert each.b[0] > each.b[1] > each.b[2]
 
 
+def test_roles_with_the_same_difference_are_one() -> None:
+    def uniformly(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                nn.init.uniform_(parameter, -0.02 * math.sqrt(3), 0.02 * math.sqrt(3))
+
+    (each,) = outcome(build("plain", plainly), build("plain", plainly, uniformly)).differences
+    assert (each.name, each.a, each.b) == ("init-law", "normal", "uniform")
+    assert len(each.sites) == 1 + 2 * DEPTH
+    assert each.message.startswith(
+        "The law of the fresh weights of token embeddings; fresh weights of position"
+    )
+    assert each.message.endswith(" is normal in A and uniform in B.")
+
+
 def test_one_layer_only() -> None:
     (each,) = outcome(
         build("plain", plainly), build("plain", plainly, scaled("layers.1.mlp.up", 2.0))

@@ -34,6 +34,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "cap": ({"cap": 30.0}, {"logit-cap"}),
     "rotary": ({"rotary": "halves"}, {"attention-positions"}),
     "window": ({"window": 8}, {"window"}),
+    "strictly causal": ({"own": False}, {"own-key"}),
     "not causal": ({"causal": False}, {"causal"}),
     "dropout": (
         {"dropout": 0.1},

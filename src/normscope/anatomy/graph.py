@@ -71,7 +71,8 @@ class Value:
         looks_normed: kind of norm that an opaque op's output equals, by comparison on real tensors.
         causal: whether everything above the diagonal of a square softmax is zero.
         reach: the most positions back and ahead of the diagonal at which a square softmax is not zero.
-        data: the tensor of a leaf that has real elements, for `Replay`.
+        data: the tensor of a leaf that has real elements, and the content of one that was written in parts
+            and does not depend on parameters, for `Replay`.
         axes: what each axis counts.
         norm, norms_behind: the norm that ends here; the norms that start here.
         sum: the residual sum that ends here.

@@ -29,6 +29,7 @@ from normscope.anatomy.ops import SOFTMAX, base_name
 
 _Geometry = tuple[Any, ...]
 _SMALL = 4096
+_LARGEST_WRITTEN = 2**20
 _PRODUCTS = {"addcmul": "mul", "addcdiv": "div", "addmm": "mm", "baddbmm": "bmm"}
 
 
@@ -164,6 +165,8 @@ class Recorder(TorchDispatchMode):
             return old
         op = self._alias(old, writes, tensor)
         value = self._value(op, 0, tuple(tensor.shape), tensor.is_floating_point())
+        if not value.learnt and tensor.numel() <= _LARGEST_WRITTEN and _is_real(tensor):
+            value.data = tensor.detach().clone()  # a mask that is written part by part
         storage.views[geometry] = (value, len(storage.writes))
         return value
 
@@ -286,7 +289,10 @@ def _is_causal(tensor: Tensor) -> bool | None:
 
 
 def _reach(tensor: Tensor) -> tuple[int, int] | None:
-    """Reach back and ahead of the diagonal a square attention looks; None where that is unknown."""
+    """Reach back and ahead of the diagonal of a square attention; None where that is unknown.
+
+    Ahead is negative where no query but the first, which must see something, sees its own key.
+    """
     if _is_causal(tensor) is None:
         return None
     weights = (tensor.detach() != 0).flatten(end_dim=-2).unflatten(0, (-1, tensor.shape[-2])).any(0)
@@ -295,7 +301,9 @@ def _reach(tensor: Tensor) -> tuple[int, int] | None:
         return None
     seen = weights[rows].to(torch.uint8)
     first, last = seen.argmax(1), tensor.shape[-1] - 1 - seen.flip(1).argmax(1)
-    return max(int((rows - first).max()), 0), max(int((last - rows).max()), 0)
+    ahead = (last - rows)[rows > 0]
+    is_strict = ahead.numel() and int(ahead.max()) < 0
+    return max(int((rows - first).max()), 0), int(ahead.max() if is_strict else (last - rows).max())
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Replay:
         return self._fixed[value]
 
     def _leaf(self, value: Value) -> Tensor:
-        if value.op is not None:
+        if value.op is not None and value.data is None:
             return _blank(value)
         if value.data is None:
             raise CannotReplay("a tensor without elements")
@@ -104,8 +104,8 @@ class Replay:
 
 
 def _is_end(value: Value) -> bool:
-    """True for leaves, and for values that depend on the input and on parameters."""
-    return value.op is None or (value.live and value.learnt)
+    """True for leaves, for values whose content is known, and for those of the input and of parameters."""
+    return value.op is None or value.data is not None or (value.live and value.learnt)
 
 
 def _double(tensor: Tensor) -> Tensor:

@@ -81,14 +81,15 @@ def _window(a: Attention, branch: FoundBranch, modules: Mapping[str, nn.Module])
     if reach is None or branch.kind != "attention":
         return {}
     back, ahead = reach
+    own: Facts = {"own_key": ahead >= 0}
     causal = a.probabilities.causal
-    if back >= size - 1 and (causal or ahead >= size - 1):
+    if back >= size - 1 and (causal or ahead < 0 or ahead >= size - 1):
         op = a.probabilities.op
         module = modules.get(op.call.path) if op is not None else None
         given = vars(module).items() if module is not None else ()
         longer = [v for name, v in given if "window" in name and type(v) is int and v >= size]
-        return {"window": longer[0] if longer else None}
-    return {"window": back + 1 if causal else back + ahead + 1}
+        return own | {"window": longer[0] if longer else None}
+    return own | {"window": back + 1 if causal else back + ahead + 1}
 
 
 class _Way:

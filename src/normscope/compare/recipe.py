@@ -169,7 +169,8 @@ def _by_role(a: Mapping[str | None, Shares], b: Mapping[str | None, Shares]) -> 
             if not _same(a[role].get(field, {}), b[role].get(field, {})):
                 apart.setdefault(repr(values), (*values, []))[2].append(role)
         for x, y, roles in apart.values():
-            listed = "the parameters" if None in roles else _listed([str(role) for role in roles])
+            is_all = None in roles or (len(roles) > 2 and len(roles) == len({*a} & {*b}))
+            listed = "all parameters" if is_all else _listed([str(role) for role in roles])
             message = f"{words.format(roles=listed)} {_in_words(x)} in A and {_in_words(y)} in B."
             yield Difference(Part.RECIPE, name, (("", ""),), x, y, message)
 

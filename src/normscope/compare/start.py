@@ -13,6 +13,7 @@ seeds explain. The criteria below were fixed before any case was tried:
 The standard error of a log deviation from n values with kurtosis κ is √((κ − 1)/(4n)).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ LEAST_TAIL = 1e-9
 _SAMPLE = 2048
 _MOST = 2**18
 """Values of one parameter and seed at most that count; of more, evenly spaced ones."""
+_NEAR = 0.1
+"""Relative difference of two deviations that are said as one."""
 _ROWS = 256
 """Rows of a matrix at most that are tested for being orthogonal."""
 _ORTHOGONAL = 0.15
@@ -228,7 +231,8 @@ def compare(a: Start, b: Start, rows: Pair) -> Outcome:
     groups: dict[tuple[str, str], list[_Group]] = {}
     for group in _groups(a, b, rows):
         groups.setdefault(group.where, []).append(group)
-    found = [d for (kind, role), each in groups.items() for d in _differences(kind, role, each)]
+    each_role = [d for (kind, role), each in groups.items() for d in _differences(kind, role, each)]
+    found = _merged(each_role)
     seeds = min(a.seeds, b.seeds)
     figures = {"roles": len(groups), "seeds": seeds, "places": sum(map(len, groups.values()))}
     if not groups:
@@ -352,6 +356,43 @@ def _differences(kind: str, role: str, groups: Sequence[_Group]) -> list[Differe
         said = f"The standard deviation of {what} is"
         found.append(_difference(name, scales, lambda draw: draw.deviation, said, what))
     return found
+
+
+def _merged(found: Sequence[Difference]) -> list[Difference]:
+    """The differences, those of several roles with the same values as one."""
+    merged: list[list[Difference]] = []
+    for each in found:
+        like = next((group for group in merged if _is_like(group[0], each)), None)
+        if like is None:
+            merged.append([each])
+        else:
+            like.append(each)
+    return [group[0] if len(group) == 1 else _as_one(group) for group in merged]
+
+
+def _is_like(a: Difference, b: Difference) -> bool:
+    return a.name == b.name and all(_is_near(x, y) for x, y in ((a.a, b.a), (a.b, b.b)))
+
+
+def _is_near(x: Any, y: Any) -> bool:
+    if isinstance(x, list) or isinstance(y, list):
+        return isinstance(x, list) and isinstance(y, list) and len(x) == len(y) and all(map(_is_near, x, y))
+    if isinstance(x, float) and isinstance(y, float):
+        return abs(x - y) <= _NEAR * max(abs(x), abs(y))
+    return bool(x == y)
+
+
+def _as_one(group: Sequence[Difference]) -> Difference:
+    """One difference for several roles: its message names them all."""
+    first = group[0]
+    beginning, _, end = first.message.partition(" is ")
+    what = beginning.split(" of ")[0]
+    roles = list(dict.fromkeys(each.message.partition(" is ")[0].partition(" of ")[2] for each in group))
+    listed = "; ".join([roles[0], *(role.removeprefix("the ") for role in roles[1:])])
+    sites = tuple(dict.fromkeys(site for each in group for site in each.sites))
+    evidence = tuple(dict.fromkeys(line for each in group for line in each.evidence))
+    message = f"{what} of {listed} is {end}"
+    return dataclasses.replace(first, sites=sites, message=message, evidence=evidence)
 
 
 def _plural(role: str) -> str:
