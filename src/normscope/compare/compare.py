@@ -348,7 +348,8 @@ def _verdict(run: Comparison) -> Outcome:
 
 def _as_checked(report: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the check that a report comes from, as far as it says them."""
-    found = {"steps": (report.get("forecast") or {}).get("steps"), "budget": report["budget"].get("name")}
+    trial = report.get("forecast") or {"steps": 0}
+    found = {"steps": trial.get("steps"), "budget": report["budget"].get("name")}
     return {name: value for name, value in found.items() if value is not None}
 
 

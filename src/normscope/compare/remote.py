@@ -129,7 +129,7 @@ class RemoteSide:
         except (EOFError, OSError) as error:
             status = self._process.wait()
             ended = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-            do = "see its output above" if status != -9 else "make it smaller: the system ends what needs memory"
+            do = "see its output above" if status != -9 else "make it smaller: it took too much memory"
             given = f'"{self.spec}", whose process {ended}'
             raise UsageError(given, "a model that can be loaded and run", do) from error
         if kind == "value":
