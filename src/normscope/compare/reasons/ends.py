@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.mixing import dropped
-from normscope.compare.reasons.norms import parameters_of
+from normscope.compare.reasons.norms import options_of
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -75,13 +75,10 @@ def _normed(scene: Scene) -> Reasons:
     """A norm after the embedding that one side lacks."""
     norms = [half.norms.get("embedding norm") for half in (scene.a, scene.b)]
     words = ["none" if norm is None else norm.kind for norm in norms]
-    found = norms[0]
-    if found is None:
+    if norms[0] is None:
         patches = scene.b.patch("embedding norm", "affine", ("embedding norm in",))
     else:
-        weight, bias = parameters_of(found, scene.a.parameters)
-        options: dict[str, Any] = {"kind": found.kind, "eps": found.eps, "weight": weight, "bias": bias}
-        patches = scene.b.patch("entry", "norm_of_itself", offset=found.weight_offset, **options)
+        patches = scene.b.patch("entry", "norm_of_itself", **options_of(scene.a, "embedding norm"))
     message = tell("The norm after the embeddings", *words)
     yield Reason("embedding-norm", "entry", words[0], words[1], message, patches)
 
@@ -223,23 +220,8 @@ def _final_norm(scene: Scene) -> Reason:
             message,
             scene.b.patch("final norm", "affine", ("final norm in",)),
         )
-    found = scene.a.norms["final norm"]
-    weight, bias = parameters_of(found, scene.a.parameters)
-    options: dict[str, Any] = {
-        "kind": found.kind,
-        "eps": found.eps,
-        "weight": weight,
-        "bias": bias,
-        "offset": found.weight_offset,
-    }
-    return Reason(
-        "final-norm",
-        "hidden",
-        words[0],
-        words[1],
-        message,
-        scene.b.patch("hidden", "norm_of_itself", **options),
-    )
+    patches = scene.b.patch("hidden", "norm_of_itself", **options_of(scene.a, "final norm"))
+    return Reason("final-norm", "hidden", words[0], words[1], message, patches)
 
 
 def _cap(y: Tensor, x: Tensor) -> float | None:

@@ -23,12 +23,12 @@ def reasons(scene: Scene) -> Reasons:
     for name in scene.a.norms:
         if name not in scene.b.norms or scene.is_same(name):
             continue
-        a, b = _described(scene.a, name), _described(scene.b, name)
+        a, b = described(scene.a, name), described(scene.b, name)
         if a is not None and b is not None:
             yield from _compared(scene, name, a, b)
 
 
-def _described(half: Half, name: str) -> dict[str, Any] | None:
+def described(half: Half, name: str) -> dict[str, Any] | None:
     """Arguments of the formula of a norm, checked against its tensors; None where they do not fit."""
     found, known = half.norms[name], half.all_of(f"{name} in", name)
     if known is None or found.kind not in _KINDS:
@@ -68,6 +68,22 @@ def fitted_norm(x: Tensor, y: Tensor, kind: str, eps: float | None) -> dict[str,
     if gap > FITS:
         return None
     return {"kind": kind, "eps": eps, "weight": gain, "bias": bias, "offset": 0.0}
+
+
+def options_of(half: Half, name: str) -> dict[str, Any]:
+    """Arguments of the formula of a norm: those that fit its tensors, else those of its parameters."""
+    options = described(half, name)
+    if options is not None:
+        return options
+    found = half.norms[name]
+    weight, bias = parameters_of(found, half.parameters)
+    return {
+        "kind": found.kind,
+        "eps": found.eps,
+        "weight": weight,
+        "bias": bias,
+        "offset": found.weight_offset,
+    }
 
 
 def parameters_of(found: Norm, parameters: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:

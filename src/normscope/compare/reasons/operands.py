@@ -128,7 +128,7 @@ def _normed(half: Half, x: Tensor, heads: int, after: str) -> Iterator[tuple[dic
         gains: list[tuple[Tensor | None, float]] = [(None, 0.0)]
         for name, value in _inside(half).items():
             words = name.lower().split(".")
-            if value.numel() != size or not name.endswith("weight"):
+            if value.numel() != size or "bias" in words[-1]:
                 continue
             if any(word.startswith(letter) or "norm" in word for word in words[-2:]):
                 gains += [(value.flatten(), 0.0), (value.flatten(), 1.0)]

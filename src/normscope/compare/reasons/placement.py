@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from torch import Tensor
-
-from normscope.compare.reasons.norms import parameters_of
-from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, distance, tell
+from normscope.compare.reasons.norms import options_of
+from normscope.compare.reasons.scene import Reason, Reasons, Scene, distance, tell
 from normscope.compare.types import Patch
 
 _FIRST = ("q", "k", "v", "up", "gate")
@@ -39,24 +37,12 @@ def _patches(scene: Scene) -> tuple[Patch, ...]:
         if slot in there and slot not in here:
             patches += scene.b.patch(there[slot], "affine", (f"{there[slot]} in",))
         elif slot in here and slot not in there:
-            options = _options(scene.a, here[slot])
+            options = options_of(scene.a, here[slot])
             if slot == "in":
                 patches += _inserted(scene, options)
             else:
                 patches += scene.b.patch("output" if slot == "out" else "sum", "norm_of_itself", **options)
     return tuple(patches)
-
-
-def _options(half: Half, name: str) -> dict[str, Any]:
-    found = half.norms[name]
-    weight, bias = parameters_of(found, half.parameters)
-    return {
-        "kind": found.kind,
-        "eps": found.eps,
-        "weight": weight,
-        "bias": bias,
-        "offset": found.weight_offset,
-    }
 
 
 def _inserted(scene: Scene, options: dict[str, Any]) -> list[Patch]:
@@ -72,9 +58,10 @@ def _inserted(scene: Scene, options: dict[str, Any]) -> list[Patch]:
         done.add(projection.parameter)
         path = projection.parameter.rpartition(".")[0]
         parameters = {"matrix": projection.parameter}
-        vector: Tensor | None = scene.b.parameters.get(f"{path}.bias")
-        if vector is not None:
-            parameters["vector"] = f"{path}.bias"
+        names = (f"{path}.bias", f"{path}.in_proj_bias", projection.parameter.replace("weight", "bias"))
+        bias = next((n for n in names if n in scene.b.parameters and n != projection.parameter), None)
+        if bias is not None:
+            parameters["vector"] = bias
         patches += scene.b.patch(
             f"whole {role}",
             "linear",
