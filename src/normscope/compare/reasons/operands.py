@@ -130,7 +130,7 @@ def _normed(half: Half, x: Tensor, heads: int, after: str) -> Iterator[tuple[dic
             words = name.lower().split(".")
             if value.numel() != size or "bias" in words[-1]:
                 continue
-            if any(word.startswith(letter) or "norm" in word for word in words[-2:]):
+            if any(letter in word or "norm" in word for word in words[-2:]):
                 gains += [(value.flatten(), 0.0), (value.flatten(), 1.0)]
         kinds = ("rmsnorm", "layernorm") if over == "full" else ("rmsnorm", "layernorm", "l2norm")
         for kind, (gain, offset), eps in product(kinds, gains, _EPS):
