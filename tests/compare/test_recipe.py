@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from made import Options, batch, made
+from made import WIDTH, Options, batch, made
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -47,9 +47,10 @@ def subject_of(
     groups: Groups | None = None,
     schedule: Callable[[Any], Any] | None = None,
     given: dict[str, Any] | None = None,
+    model: nn.Module | None = None,
     **options: Any,
 ) -> Subject:
-    model = made(way, Options())
+    model = made(way, Options()) if model is None else model
     settings = {"lr": 3e-4, "betas": (0.9, 0.95)} | options
     optimizer = torch.optim.AdamW([g for g in (groups or split(matrices))(model) if g["params"]], **settings)
     run = Run(
@@ -94,6 +95,30 @@ def test_weight_decay_on_gains_after_a_refactoring() -> None:
     (found,) = outcome(subject_of(), subject_of("fused", split(everything))).differences
     assert (found.name, found.a, found.b) == ("weight-decay", 0.0, 0.1)
     assert found.message == "The weight decay of biases, norm gains and norm biases is 0 in A and 0.1 in B."
+
+
+class Rescaled(nn.Module):
+    """An RMSNorm that neither its class nor its parameter names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.s
+
+
+def test_roles_come_from_what_a_parameter_does() -> None:
+    def with_own_norms(way: str) -> nn.Module:
+        model = made(way, Options(rms=True))
+        for block in model.get_submodule("layers").children():
+            block.ln1, block.ln2 = Rescaled(), Rescaled()  # type: ignore[assignment]
+        return model
+
+    a = subject_of(model=made("plain", Options(rms=True)))
+    b = subject_of(model=with_own_norms("plain"), groups=split(everything))
+    found = [each for each in outcome(a, b).differences if "norm gains" in each.message]
+    assert [(each.name, each.a, each.b) for each in found] == [("weight-decay", 0.0, 0.1)]
 
 
 def test_embeddings_without_decay() -> None:

@@ -89,6 +89,13 @@ def test_a_tied_head_is_an_embedding() -> None:
     assert "head" not in data["optimizers"][0]["groups"][0]["roles"]
 
 
+def test_a_tied_head_is_an_embedding_also_where_it_comes_first() -> None:
+    model = nn.ModuleDict({"head": nn.Linear(4, 11, bias=False), "tokens": nn.Embedding(11, 4)})
+    model["tokens"].weight = model["head"].weight
+    data = described(Recipe(), model)
+    assert data["optimizers"][0]["groups"][0]["roles"] == {"embeddings": 44}
+
+
 def test_a_schedule_over_a_run() -> None:
     recipe = Recipe(optimizer="sgd", schedule="cosine", run_steps=500, precision="bfloat16")
     data = valid(described(recipe, small()))
