@@ -110,7 +110,7 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
             found = list(source.axes[:-1])
         elif op.base == "view_as_real":
             found = [*source.axes, _axis("feature", 2)]
-        elif op.base == "embedding" and len(op.inputs) > 1:
+        elif _is_lookup(op, shape):
             found = [*op.inputs[1].axes, _axis("feature", shape[-1])]
         elif op.base in CONVOLUTIONS:
             found = list(_sized(["batch", "feature", *["token"] * len(shape)][: len(shape)], shape))
@@ -128,6 +128,14 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
     if found is None or [math.prod(n for _, n in axis) for axis in found] != list(shape):
         found = [_broadcast(op, out, i - len(shape)) for i in range(len(shape))]
     return tuple(found)
+
+
+def _is_lookup(op: Op, shape: tuple[int, ...]) -> bool:
+    """True for rows of a table at ids: an embedding, or table[ids]."""
+    if len(op.inputs) < 2 or op.base not in {"embedding", "index"}:
+        return False
+    table, ids = op.inputs[:2]
+    return op.base == "embedding" or (len(table.shape) == 2 and (*ids.shape, table.shape[1]) == shape)
 
 
 def _reshaped(axes: Iterable[Axis], shape: tuple[int, ...]) -> list[Axis] | None:

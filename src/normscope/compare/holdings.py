@@ -438,9 +438,13 @@ def _matmul_behind(op: Op, bias: Value) -> Op | None:
         if value is bias or not value.live:
             continue
         behind = value.behind(SAME)
-        if weight_of(behind.op) is not None and behind.op is not None:
-            same = bias.numel == behind.shape[-1] or behind.op.base in CONVOLUTIONS
-            return behind.op if same else None
+        sources = [behind]
+        if behind.base == "add":  # x + F(x) + bias: the bias comes after the stream
+            sources = sorted((v.behind(SAME) for v in behind.inputs if v.live), key=lambda v: -v.index)
+        for source in sources:
+            if source.op is not None and weight_of(source.op) is not None:
+                same = bias.numel == source.shape[-1] or source.op.base in CONVOLUTIONS
+                return source.op if same else None
     return None
 
 

@@ -23,6 +23,7 @@ MASKED = -1e4
 ROUNDINGS = 64
 """Tolerance, in measured roundings."""
 FLOOR = ROUNDINGS * 2.0**-52
+_ENDS = ("sum", "exit")
 RANDOM = 1e-6
 """Rounding from which on a model is taken for random."""
 
@@ -113,8 +114,22 @@ class Walked:
     @property
     def first(self) -> Compared | None:
         """The first place where the streams part: inside of a branch, the tensor where it begins."""
-        found = next((each for each in self.stream() if each.parts), None)
+        found = next((each for each in self._deciding() if each.parts), None)
         return None if found is None else self.origin(found)
+
+    def _deciding(self) -> list[Compared]:
+        """The tensors of the stream that decide: no sum or exit that parts where what comes next agrees.
+
+        One side may add a bias after the sum.
+        """
+        stream = [each for each in self.stream() if each.relative is not None]
+        decide = []
+        for n, each in enumerate(stream):
+            after = (e for e in stream[n + 1 :] if e.key[0] == each.key[0] and e.key[3] not in _ENDS)
+            reader = next(after, None) if each.key[3] in _ENDS and each.parts else None
+            if reader is None or reader.parts:
+                decide.append(each)
+        return decide
 
     def origin(self, parted: Compared) -> Compared:
         """The tensor at which the difference of `parted` begins."""
@@ -168,7 +183,7 @@ class Walked:
     @property
     def largest(self) -> float:
         """The largest relative difference on the stream."""
-        return max((each.relative for each in self.stream() if each.relative is not None), default=0.0)
+        return max((each.relative or 0.0 for each in self._deciding()), default=0.0)
 
     @property
     def largest_gradient(self) -> float:

@@ -1,8 +1,8 @@
 """`map_weights`: A's weights as those of B.
 
 given     a map of the user
-copied    the same names and shapes in both: the weights go where they would go by `load_state_dict`
 by use    each piece of B's parameter from the piece of A that has the same use at the aligned place
+by name   what is left, where the names and shapes are mostly the same in both
 by rest   what is left: equal values, then the most similar name among those of one shape (a guess)
 """
 
@@ -56,9 +56,9 @@ def map_weights(a: Holdings, b: Holdings, rows: Rows, given: Mapping[str, str] |
     """
     found = _Found()
     _by_map(a, b, given or {}, found)
+    _by_use(a, b, rows, found)
     if has_same_layout(a, b):
         _copied(a, b, found)
-    _by_use(a, b, rows, found)
     _by_value(a, b, found)
     _by_name(a, b, found)
     only_a = tuple(each.name for each in a.held if each.name not in found.used)
@@ -129,27 +129,21 @@ def _copied(a: Holdings, b: Holdings, found: _Found) -> None:
         source = names.get(to.name)
         if source is None or to.name in found.values:
             continue
-        shift = _shift(source, to, is_given=a.is_given is True and b.is_given is True)
-        words = "" if not shift else f"{'minus' if shift < 0 else 'plus'} {abs(shift):g}: {_CONVENTION}"
-        found.put(to.name, source.value + shift, [to.name], words or "by its name")
+        found.put(to.name, source.value.clone(), [to.name], "by its name")
 
 
-_CONVENTION = "one side multiplies by γ, the other by 1 + γ"
+def _factor(source: Held, part: Piece, to: Held, piece: Piece, is_given: bool) -> float:
+    """Number to add to a gain so that B holds the same number as A, and not the same factor.
 
-
-def _shift(source: Held, to: Held, *, is_given: bool) -> float:
-    """Correction of a gain where the two models add different numbers to it.
-
-    Zero where fresh gains begin as different factors: then the added number is the difference, not the way in
-    which a gain is held.
+    Where fresh gains begin as different factors (w = 1 in both, and one multiplies by 1 + w), the number
+    that is added is the difference, not the way in which a gain is held.
     """
-    if len(source.pieces) != 1 or len(to.pieces) != 1 or source.pieces[0].slot.kind != "gain":
+    shift = piece.offset - part.offset
+    if not shift or is_given or piece.slot.kind != "gain":
         return 0.0
-    shift = source.pieces[0].offset - to.pieces[0].offset
-    if not shift or is_given:
-        return shift
-    begins_alike = abs(float(source.value.mean() + shift - to.value.mean())) < 0.25
-    return shift if begins_alike else 0.0
+    begin_a = float(source.value.flatten()[part.elements].mean()) + part.offset
+    begin_b = float(to.value.flatten()[piece.elements].mean()) + piece.offset
+    return 0.0 if abs(begin_a - begin_b) < 0.25 else shift
 
 
 def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
@@ -165,7 +159,8 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
             partner = None if slot is None else slots.get(slot)
             if slot is not None and partner is not None:
                 held, other = partner
-                value = _sized(_gathered(held, other), to, piece)
+                is_given = a.is_given is True and b.is_given is True
+                value = _sized(_gathered(held, other) + _factor(held, other, to, piece, is_given), to, piece)
                 if value is None:
                     if piece.slot.kind == "matrix":
                         found.misfits.append(_misfit(held, other, to, piece))
