@@ -274,3 +274,25 @@ def test_layouts_and_rows_are_the_forms_that_a_formula_knows() -> None:
     for token in range(3):
         expected[:, token, [0, 2]] += token
     assert torch.allclose(value, expected)
+
+
+def test_a_tensor_in_common_form_is_put_in_the_models_own() -> None:
+    layout = Layout((6, 4), (2, 3, 4), (1, 2, 0), (3, 4, 2))
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(6))
+    (patch,) = tensors_at({Site("", 0, "", 0): layout.apply(x)}, layout)
+    assert torch.equal(patch.value[1], x)
+
+
+def test_a_formula_with_another_number_has_the_gradient_of_a_model_with_it() -> None:
+    gradients = []
+    for is_patched in (True, False):
+        subject, _ = opened("llama")
+        norm = read_anatomy(subject).branches[0].norms[0]
+        options = {"kind": "rmsnorm", "eps": 0.5}
+        formula = Formula(norm.output, "norm", (norm.input,), options, {"weight": norm.weight or ""})
+        if not is_patched:
+            subject.model.blocks[0].norm1.variance_epsilon = 0.5
+        with patched(subject.model, [Patch("site", "", formula)] if is_patched else []):
+            loss = subject.forward().sin().sum()
+            gradients.append(torch.autograd.grad(loss, subject.model.embed.weight)[0])
+    assert torch.allclose(*gradients, rtol=1e-9, atol=1e-12)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from tiny import BASES, Options, batch, tiny
 
 from normscope.compare.holdings import Holdings, holdings_of
@@ -173,3 +174,16 @@ def test_an_unknown_difference_says_so_and_hides_no_other(base: str) -> None:
     assert names(result) == ["embedding-scale", "unknown"]
     assert "for no known reason. Tried: norms" in result.found[-1].reason.message
     assert result.found[-1].b == (0, 1, 1)
+    assert result.forwards == 3  # both are seen at once, since every branch reads A's stream
+
+
+def test_patches_that_read_patched_tensors_have_right_gradients() -> None:
+    result = searched(plain("llama"), opened("llama", {"rotary": "interleaved", "window": 4}))
+    assert names(result) == ["rotary-layout", "window"]
+    assert worst_gradient(result) < 1e-9
+
+
+def test_masked_logits_count_by_what_they_hide() -> None:
+    a = torch.tensor([1.0, -torch.inf, 2.0])
+    assert distance(a, torch.tensor([1.0, -65504.0, 2.0])) == 0
+    assert distance(a, torch.tensor([1.0, 0.0, 2.0])) == 1
