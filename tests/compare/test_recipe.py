@@ -111,6 +111,7 @@ class Rescaled(nn.Module):
 def test_roles_come_from_what_a_parameter_does() -> None:
     def with_own_norms(way: str) -> nn.Module:
         model = made(way, Options(rms=True))
+        model.norm = Rescaled()
         for block in model.get_submodule("layers").children():
             block.ln1, block.ln2 = Rescaled(), Rescaled()  # type: ignore[assignment]
         return model

@@ -1,0 +1,80 @@
+"""Replay: a part of a recorded forward gives the same values again, and says where it cannot."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normscope.anatomy.graph import Graph, Value
+from normscope.anatomy.reading import record_forward
+from normscope.anatomy.replay import CannotReplay, Replay, cuts
+
+Part = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """A map, and a part behind it that is replayed."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self.map, self.gain, self.part = nn.Linear(6, 6, bias=False), nn.Parameter(torch.rand(6)), part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self.map(x), self.gain)
+
+
+def masked(y: Tensor, gain: Tensor) -> Tensor:
+    mask = torch.zeros(y.shape[0], 1)
+    mask[0] = 2.0
+    return y * mask + gain
+
+
+PARTS: dict[str, Part] = {
+    "addcmul": lambda y, g: torch.addcmul(y, y, g, value=0.5),
+    "in place": lambda y, g: y.mul(2).add_(g).relu_(),
+    "views": lambda y, g: (y.view(-1, 2, 3).transpose(1, 2) * 3).flatten(1) + g,
+    "complex": lambda y, g: torch.view_as_real(torch.view_as_complex(y.view(-1, 3, 2)) * 1j).flatten(1),
+    "cast": lambda y, g: F.gelu(y.float()).to(y.dtype) * torch.arange(6, dtype=torch.float32),
+    "like": lambda y, g: y + torch.full_like(y, 2.0),
+    "written in parts": masked,
+}
+
+
+def recorded(part: Part) -> tuple[Graph, Value, Value]:
+    torch.manual_seed(0)
+    graph = record_forward(Model(part), torch.randn(5, 6))
+    start = next(v for v in graph.values if v.base == "mm")
+    return graph, start, graph.outputs[0]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_gives_the_same_again(name: str) -> None:
+    graph, start, end = recorded(PARTS[name])
+    torch.manual_seed(0)
+    model = Model(PARTS[name])
+    y = torch.randn(5, 6)
+    (found,) = Replay(graph).run({start: y.double()}, [end])
+    assert found.dtype in (torch.float64, torch.complex128)
+    torch.testing.assert_close(found, PARTS[name](y, model.gain).double().detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_write_into_a_part_cannot_be_replayed() -> None:
+    def write(y: Tensor, gain: Tensor) -> Tensor:
+        out = y * 2
+        out[:, 0] = y[:, 1]
+        return out + gain
+
+    graph, start, end = recorded(write)
+    with pytest.raises(CannotReplay):
+        Replay(graph).run({start: torch.zeros(5, 6)}, [end])
+
+
+def test_cuts_are_passed_by_every_way() -> None:
+    def part(y: Tensor, gain: Tensor) -> Tensor:
+        z = y * 2
+        return (z.sin() + z.cos()).tanh()
+
+    _, start, end = recorded(part)
+    assert [value.base for value in cuts(start, end)] == ["mm", "mul", "add", "tanh"]
