@@ -155,7 +155,9 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
-        for group in _alike(changes(own, holdings, _head_widths(holdings, steps_b))):
+        for group in _alike(
+            changes(own, self.one.opened.holdings, holdings, _head_widths(holdings, steps_b))
+        ):
             self._add(self._changed(group), group[0].at)
         self.stood = found
         return None

@@ -36,14 +36,17 @@ class Change:
     message: str
 
 
-def changes(own: Weights, b: Holdings, heads: Mapping[At, int] | None = None) -> Iterator[Change]:
+def changes(
+    own: Weights, a: Holdings, b: Holdings, heads: Mapping[At, int] | None = None
+) -> Iterator[Change]:
     """The changes of all mapped weights, in B's order.
 
     Args:
         own: A's own weights in B's layout.
-        b: B with its own weights.
+        a, b: the sides with their own weights.
         heads: branch of B → width of its heads, by which a permutation is recognised.
     """
+    offsets = {h.name: p.offset for h in a.held for p in h.pieces if p.slot.kind == "gain"}
     for held in b.held:
         expected = own.values.get(held.name)
         sources = own.made_from.get(held.name, ((), ""))[0]
@@ -56,7 +59,8 @@ def changes(own: Weights, b: Holdings, heads: Mapping[At, int] | None = None) ->
             yield _exchange(held, other, sources[0], own)
         elif len(held.pieces) <= 1 or held.pieces[0].elements.numel() == held.value.numel():
             piece = held.pieces[0] if held.pieces else None
-            yield _change(expected, held.value, held, piece, sources[0], heads or {})
+            offset = offsets.get(sources[0])
+            yield _change(expected, held.value, held, piece, sources[0], heads or {}, offset)
         else:
             yield from _changes_of_parts(held, expected, sources[0], heads or {})
 
@@ -72,6 +76,14 @@ def _exchange(held: Held, other: Held, source: str, own: Weights) -> Change:
 def _changes_of_parts(held: Held, expected: Tensor, source: str, heads: Mapping[At, int]) -> Iterator[Change]:
     """The changes of the parts of a fused weight."""
     parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
+    if not any(_is_close(values, held.value.flatten()[piece.elements]) for piece, values in parts):
+        for axis, word in ((0, "rows"), (1, "columns")):
+            if axis < expected.ndim and (order := _order(expected, held.value, axis)) is not None:
+                what = _described(order, heads.get(held.pieces[0].slot.at, 0))
+                message = f"B's {held.name} is A's {source} with its {word} in another order: {what}."
+                at = held.pieces[0].slot.at
+                yield Change("weights-order", held.name, source, at, "", "as it is", what, message)
+                return
     for piece, values in parts:
         mine = held.value.flatten()[piece.elements]
         if _is_close(values, mine):
@@ -125,7 +137,13 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 
 def _change(
-    a: Tensor, b: Tensor, held: Held, piece: Piece | None, source: str, heads: Mapping[At, int]
+    a: Tensor,
+    b: Tensor,
+    held: Held,
+    piece: Piece | None,
+    source: str,
+    heads: Mapping[At, int],
+    offset: float | None = None,
 ) -> Change:
     at, role = ((-1, -1, -1), "") if piece is None else (piece.slot.at, piece.slot.role)
     part = (
@@ -148,6 +166,12 @@ def _change(
         )
     shift = float((b - a).mean())
     if _is_close(a + shift, b):
+        between = 0.0 if piece is None or offset is None else piece.offset - offset
+        if piece is not None and between and abs(shift - between) < _EQUAL:
+            left, right = ("1 + w" if each else "w" for each in (offset, piece.offset))
+            message = f"The norm multiplies by {left} in A and by {right} in B; both hold the same w, {part}."
+            name = "final-norm-offset" if role == "final norm" else "norm-offset"
+            return Change(name, held.name, source, at, role, left, right, message)
         words = f"{'plus' if shift > 0 else 'minus'} {abs(shift):.6g}"
         return change("weights-shifted", 0.0, _short(shift), words)
     square = float((a * a).sum())
