@@ -156,6 +156,15 @@ def test_models_that_cannot_be_compared_say_why(name: str) -> None:
     assert words in part.why[0]
 
 
+def test_values_that_are_not_finite_in_both_are_not_called_the_same() -> None:
+    model = normscope.nn.build("decoder", scheme="pre", depth=2, width=16, heads=2)
+    with torch.no_grad():
+        model.blocks[1].feed_forward.up.weight[0, 0] = float("nan")
+    found = normscope.diff(model, copy.deepcopy(model), parts="function")
+    assert [part.how for part in found.parts] == ["not"]
+    assert "not finite, from blocks.1.feed_forward on" in found.parts[0].why[0]
+
+
 def test_a_padded_vocabulary_is_compared_as_far_as_both_have_it() -> None:
     wide, plain = (f"nn:decoder,depth=2,width=32,heads=4,vocab={n}" for n in (300, 256))
     (part,) = compared(wide, plain).parts

@@ -436,8 +436,22 @@ class _Function:
             "walk": [self._row(each) for each in found.pairs],
         }
         self._require_outputs(found)
+        if not self.differences and (spoilt := self._first_spoilt(found)) is not None:
+            self.whys.append(f"both give values that are not finite, from {spoilt} on")
+            return Outcome(
+                HowFar(Part.FUNCTION, "not", tuple(self.whys), figures=figures),
+                weights=_as_data(self.weights),
+                notes=tuple(self.notes),
+            )
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
         return Outcome(compared, self.differences, _as_data(self.weights), tuple(self.notes))
+
+    def _first_spoilt(self, found: Walked) -> str | None:
+        """The first place of the stream whose values are not finite."""
+        for each in found.stream():
+            if each.a is not None and each.a.value is not None and not bool(each.a.value.isfinite().all()):
+                return self._site(each.a, self.one) or "the input"
+        return None
 
     def _require_outputs(self, found: Walked) -> None:
         """Say so where the outputs of the two cannot be compared."""
