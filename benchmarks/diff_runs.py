@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,19 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, known)
 
 
+def pairs(which: str) -> Iterator[Case]:
+    """The pairs of a set; a name that comes again gets a number."""
+    seen: Counter[str] = Counter()
+    for case in SETS[which]():
+        seen[case.name] += 1
+        number = seen[case.name]
+        yield case if number == 1 else replace(case, name=f"{case.name} ({number})")
+
+
 def run(file: Path, which: str, only: str, *, again: bool) -> None:
     """Run the pairs that the file lacks."""
     known = {r["name"] for r in records_of(file) if r["set"] == which}
-    for case in SETS[which]():
+    for case in pairs(which):
         if only not in case.name or (case.name in known and not again):
             continue
         begin = time.perf_counter()
