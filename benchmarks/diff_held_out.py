@@ -110,9 +110,9 @@ OLMO2: list[tuple[Plant, ...]] = [
 ]
 
 
-def _nn(change: str, kind: str, *places: str, base: str = "") -> Case:
+def _nn(change: str, kind: str, *places: str, base: str = ",heads=4") -> Case:
     """Models of `normscope.nn`, fresh."""
-    spec = "nn:decoder,depth=3,width=32,heads=4" + base
+    spec = "nn:decoder,depth=3,width=32" + base
     sites = [((place,), (place,)) for place in places]
     return rewritten(f"nn: {change}", spec, f"{spec},{change}", kind, *sites)
 
@@ -126,13 +126,13 @@ def _models() -> list[Case]:
         _nn("scheme=peri", "placement", *branches),
         _nn("qk_norm=head", "QK-norm", *attention),
         _nn("softcap=20", "logit cap", *attention),
-        _nn("rope_base=500000.0", "rotary base", *attention, base=",positions=rotary"),
+        _nn("rope_base=500000.0", "rotary base", *attention, base=",heads=4,positions=rotary"),
         _nn("activation=relu", "activation", *mlp),
         _nn("final_norm=false", "final norm", "final_norm", "head"),
         _nn("attention_scale=0.25", "attention scale", *attention),
         _nn("tie=true", "tied head", "head", "embedding"),
         _nn("bias=false", "bias", *branches),
-        _nn("heads=8", "number of heads", *attention),
+        _nn("heads=8", "number of heads", *attention, base=""),
     ]
 
 
