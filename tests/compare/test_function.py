@@ -156,6 +156,22 @@ def test_models_that_cannot_be_compared_say_why(name: str) -> None:
     assert words in part.why[0]
 
 
+class _Bent(nn.Linear):
+    """A projection by other weights than it holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = self.weight + 0.1 * (300 * self.weight).sin()
+        return nn.functional.linear(x, other, self.bias)
+
+
+def test_a_tensor_of_A_in_the_place_of_Bs_confirms_no_reason() -> None:
+    a, b = pair()
+    b.h[1].mlp[0].__class__ = _Bent
+    found = compared(a, b)
+    assert found.differences
+    assert [each.confirmed for each in found.differences] == [None] * len(found.differences)
+
+
 def test_values_that_are_not_finite_in_both_are_not_called_the_same() -> None:
     model = normscope.nn.build("decoder", scheme="pre", depth=2, width=16, heads=2)
     with torch.no_grad():

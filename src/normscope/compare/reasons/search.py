@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from normscope.anatomy import Site
-from normscope.compare.patches import tensors_at
+from normscope.compare.patches import Formula, tensors_at
 from normscope.compare.reasons import (
     activation,
     ends,
@@ -190,7 +190,7 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
     by_number = {one.b: one.scene for one in placed}
     for each in result.found:
         scene = by_number.get(each.b)
-        if scene is None or not each.reason.patches or each.reason.name == UNKNOWN:
+        if scene is None or not each.reason.patches or any(map(_is_given, each.reason.patches)):
             continue
         step = each.reason.step
         if each.reason.name == "placement":
@@ -199,6 +199,13 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
             is_same = scene.is_same(_judged(scene, step))
         # A reason that was found later may patch the same tensor for another scene.
         each.is_confirmed = each.is_confirmed or is_same
+
+
+def _is_given(patch: Patch) -> bool:
+    """Whether a patch puts A's own tensor into B, after which they agree there whatever the reason is."""
+    if isinstance(patch.value, Formula):
+        return patch.value.name == "set"
+    return patch.kind == "output" and isinstance(patch.value, tuple) and patch.value[0] == "set"
 
 
 def _judged(scene: Scene, step: str) -> str:
