@@ -25,7 +25,7 @@ class Kind:
 
 _PLACEMENT = ("norm", "norm-eps", "norm-gain", "norm-bias", "norm-offset", "final-norm", "inner-norm")
 KINDS: dict[str, Kind] = {
-    "ε": Kind(("norm-eps", "final-norm-eps", "embedding-norm-eps", "qk-norm-eps")),
+    "ε": Kind(("norm-eps", "final-norm-eps", "embedding-norm-eps", "head-norm-eps", "qk-norm-eps")),
     "gain + 1": Kind(("norm-offset", "final-norm-offset", "qk-norm-offset"), ("init-mean", "init-zeros")),
     "branch scale": Kind(("branch-scale",), ("join",)),
     "attention scale": Kind(("attention-scale",)),
@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
     "rotary base": Kind(("rotary-base",)),
     "placement": Kind(("placement",), _PLACEMENT),
     "norm kind": Kind(("norm", "final-norm", "qk-norm-kind"), ("norm-bias", "final-norm-bias")),
-    "causal mask": Kind(("causal", "mask")),
+    "causal mask": Kind(("causal", "mask"), ("own-key",)),
     "window": Kind(("window", "mask")),
     "bias": Kind(("bias",), ("init-zeros", "init-scale", "init-mean")),
     "activation": Kind(("activation", "head-activation")),

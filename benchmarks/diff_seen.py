@@ -155,7 +155,7 @@ def _configured() -> list[Case]:
         configured(
             "GPT-2", SIZE, "attention scale", "attention 1, attention 2", scale_attn_by_inverse_layer_idx=True
         ),
-        configured("BERT", SIZE, "activation", "all mlp", hidden_act="relu"),
+        configured("BERT", SIZE, "activation", "all mlp, last", hidden_act="relu"),
     ]
 
 
