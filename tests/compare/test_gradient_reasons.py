@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import BASES, batch, tiny
+from tiny_models import BASES, batch, tiny
 from torch import Tensor, nn
 
 import normscope

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import BASES, Options, batch, tiny
+from tiny_models import BASES, Options, batch, tiny
 
 from normscope.compare.holdings import Holdings, holdings_of
 from normscope.compare.reasons.scene import distance

@@ -57,14 +57,15 @@ def squares(tensors: list[Tensor]) -> Tensor:
     return both[torch.from_numpy(order)]
 
 
-def square(tensor: Tensor) -> float:
-    """‖x‖₂² of a detached tensor on a CPU, by as few operations as possible: between the ops of a model, each
-    costs several times what it costs in a loop.
+def square(tensor: Tensor) -> Tensor:
+    """‖x‖₂² of a detached tensor on a CPU, a scalar, by as few operations as possible.
+
+    Between the ops of a model, each costs several times what it costs in a loop.
     """
     if _is_large(tensor):
-        return float(_dot(tensor))
+        return _dot(tensor)
     is_half = tensor.dtype in _HALVES
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float32 if is_half else None)) ** 2
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32 if is_half else None).square()
 
 
 def _dot(tensor: Tensor) -> Tensor:

@@ -103,5 +103,5 @@ class Streams:
 def _squares(held: Sequence[Held]) -> Tensor:
     taken = [each.square for each in held if each.square is not None]
     if len(taken) == len(held) and held:
-        return torch.tensor(taken, dtype=torch.float64)  # all on a CPU
+        return torch.stack([each.double() for each in taken])  # all on a CPU
     return reductions.squares([each.tensor for each in held])

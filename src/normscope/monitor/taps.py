@@ -116,10 +116,10 @@ def _key(tensor: Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a forward, and its ‖x‖² if that was taken at once."""
+    """A tensor of a forward, and its ‖x‖² (a scalar) if that was taken at once."""
 
     tensor: Tensor
-    square: float | None
+    square: Tensor | None
 
 
 class Taps:
