@@ -21,8 +21,10 @@ NOT_OURS = {
     "--normscope-budget",
     "--nproc-per-node",
     "--python-version",
+    "--set",
+    "--summary",
 }
-"""Options of ray, pytest, torchrun, mypy and of scripts that pages show."""
+"""Options of ray, pytest, torchrun, mypy and of scripts and benchmarks by hand that pages show."""
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
