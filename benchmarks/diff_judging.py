@@ -1,6 +1,11 @@
 """Judgement of a comparison of two models.
 
-The rule was fixed before the first run:
+The rule was fixed before the first run, but for these: the names of kinds were filled in when the tool had
+them (`diff_kinds.py`); that the block may be named for both of its branches, any planted place where only
+gradients part, and the role in a recipe were allowed after runs of the seen set. After both runs of the
+held-out set, names that follow from a changed head or mask were added; its figures are without them.
+
+The rule:
 
 - The first difference is the one of the function part that `is_first` marks, else the first one of the
   function part. Where that part found none, and for planted starts and recipes, it is the first one of the

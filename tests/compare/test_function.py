@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import normscope
 from normscope.compare import Diff
+from normscope.compare.reasons import search
 from normscope.compare.types import Difference, Part
 
 IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -170,6 +171,18 @@ def test_a_tensor_of_A_in_the_place_of_Bs_confirms_no_reason() -> None:
     found = compared(a, b)
     assert found.differences
     assert [each.confirmed for each in found.differences] == [None] * len(found.differences)
+
+
+def test_reasons_that_could_not_be_tried_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(scene: Any) -> Any:
+        raise RuntimeError("shapes that it does not know")
+
+    monkeypatch.setattr(search, "FILES", dict.fromkeys(search.FILES, (broken,)))
+    a, b = pair()
+    b.h[1].mlp[0].__class__ = _Bent
+    first = compared(a, b).differences[0]
+    assert first.name == "function"
+    assert any("could not be tried here: RuntimeError: shapes that it" in line for line in first.evidence)
 
 
 def test_values_that_are_not_finite_in_both_are_not_called_the_same() -> None:

@@ -11,8 +11,9 @@ from torch import nn
 
 from normscope.anatomy import Anatomy
 from normscope.compare.align import align
+from normscope.compare.draws import start_of
 from normscope.compare.outcome import Outcome
-from normscope.compare.start import compare, start_of
+from normscope.compare.start import compare
 from normscope.compare.types import Pair
 
 Change = Callable[[nn.Module], None]

@@ -56,12 +56,18 @@ class Outcome:
     trace: str = ""
 
 
+def say(words: str) -> None:
+    """Print a line of normscope's on stderr, beside the script's own."""
+    # In one write: in two, as with PYTHONUNBUFFERED, a line of the script could come between them.
+    print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)
+
+
 def captured(
     words: Sequence[str],
     settings: Settings,
     *,
     quiet: bool = False,
-    tell: Callable[[str], None] = lambda words: None,
+    tell: Callable[[str], None] = say,
 ) -> Outcome:
     """Run the command `words` until its script has taken its steps, and end all of its processes.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.capture.folder import Settings
-from normscope.capture.launch import Ended, Outcome, captured
+from normscope.capture.launch import Ended, Outcome, captured, say
 from normscope.errors import CaptureError
 
 
@@ -20,9 +20,9 @@ def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: boo
     """
     settings = Settings(command=shlex.join(words), **options)
     try:
-        outcome = captured(words, settings, quiet=quiet, tell=_say)
+        outcome = captured(words, settings, quiet=quiet)
     except Ended as end:
-        _say(f"ended by {end.signal}, and the script with it")
+        say(f"ended by {end.signal}, and the script with it")
         raise
     except CaptureError as error:
         if settings.traceback:
@@ -31,10 +31,5 @@ def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: boo
     if settings.traceback:
         print(outcome.trace, file=sys.stderr, end="")
     if outcome.reason:
-        _say(outcome.reason)
+        say(outcome.reason)
     return outcome
-
-
-def _say(words: str) -> None:
-    # The script prints to the same file: a line in two writes, as with PYTHONUNBUFFERED, would be cut in two.
-    print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +53,7 @@ def of_commands(text: str, settings: Settings) -> SavedSide:
     known = set(Capturing.__dataclass_fields__)
     given = {name: value for name, value in settings.check.items() if name in known}
     capturing = Capturing(**{"command": shlex.join(command.words), **given, **command.options})
-    outcome = captured(command.words, capturing, tell=_say)
+    outcome = captured(command.words, capturing)
     if outcome.is_interrupted:
         raise KeyboardInterrupt
     if outcome.report is None:
@@ -122,7 +121,3 @@ def _split(text: str) -> tuple[Path, int | None]:
     if (found := _NUMBERED.fullmatch(text)) is not None and not Path(text).exists():
         return Path(found["path"]), int(found["number"])
     return Path(text), None
-
-
-def _say(words: str) -> None:
-    print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)

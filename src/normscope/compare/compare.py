@@ -13,6 +13,7 @@ import torch
 from normscope.anatomy import Anatomy
 from normscope.compare.align import align
 from normscope.compare.differences import compare_structures, made_up_for
+from normscope.compare.draws import start_of
 from normscope.compare.function import compare as compare_functions
 from normscope.compare.outcome import Outcome
 from normscope.compare.recipe import compare as compare_recipes
@@ -20,7 +21,6 @@ from normscope.compare.recipe import recipe_of, recipe_of_report
 from normscope.compare.side import NotGivenError, Settings, Side
 from normscope.compare.sides import Given, opened
 from normscope.compare.start import compare as compare_starts
-from normscope.compare.start import start_of
 from normscope.compare.structure import structure_of, structure_of_report
 from normscope.compare.types import Compared, Diff, Pair, Part, Place
 from normscope.compare.verdict import compare as compare_verdicts

@@ -36,7 +36,7 @@ class Fact:
 
     @property
     def is_late(self) -> bool:
-        """Whether it comes after the parts of its place in the forward: the final norm, the head."""
+        """True of what comes after the parts of its place in the forward: the final norm, the head."""
         return self.level == "model" or "final norm" in self.subject
 
 

@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
-from normscope.compare.feed import Fed, shortened, with_decoder_ids
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
@@ -26,18 +23,12 @@ from normscope.compare.reasons.scene import Scene
 from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, search
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
-from normscope.compare.twins import (
-    Opened,
-    build_exactly,
-    close_twin,
-    feed_twin,
-    open_twin,
-    walk_twin,
-    without_constants,
-)
+from normscope.compare.step_names import amount, name_of_step
+from normscope.compare.twins import Opened, build_exactly, close_twin, open_twin, without_constants
 from normscope.compare.types import Compared as HowFar
-from normscope.compare.types import Difference, Pair, Part, Patch, Step, Weights
+from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
+from normscope.compare.walkers import CannotFeedError, Walker, fed
 
 _SEED = 1
 _MOSTLY = 0.5
@@ -60,7 +51,7 @@ def compare(
     """
     try:
         return _Function(a, b, rows, given or {}, rtol).run()
-    except CannotMapError as reason:
+    except (CannotMapError, CannotFeedError) as reason:
         return _not(str(reason))
     finally:
         for side in (a, b):
@@ -69,28 +60,6 @@ def compare(
 
 def _not(reason: str) -> Outcome:
     return Outcome(HowFar(Part.FUNCTION, "not", (reason,)))
-
-
-@dataclass
-class _Walker:
-    """One side with its batch and its weights."""
-
-    side: Side
-    opened: Opened
-    parts: Mapping[str, Tensor]
-    real: Tensor | None
-    columns: int | None = None
-    weights: Mapping[str, Tensor] | None = None
-    forwards: int = 0
-
-    def walk(self, patches: tuple[Patch, ...] = (), *, own: bool = False, **options: Any) -> tuple[Step, ...]:
-        """One forward; with `own` weights instead of those of `weights`."""
-        self.forwards += 1
-        weights = None if own else self.weights
-        steps: tuple[Step, ...] = self.side.run(
-            walk_twin, self.parts, weights, patches, {"real": self.real, "columns": self.columns, **options}
-        )
-        return steps
 
 
 @dataclass
@@ -117,10 +86,7 @@ class _Function:
         own = map_weights(first.holdings, second.holdings, self.rows, self.given)
         generic = without_constants(first.holdings)
         self.weights = map_weights(generic, second.holdings, self.rows, self.given)
-        walkers = self._fed(first, second)
-        if walkers is None:
-            return self._outcome(None)
-        self.one, self.two = walkers
+        self.one, self.two, self.notes = fed(self.a, self.b, first, second)
         self.one.weights = {held.name: held.value for held in generic.held}
         self.two.weights = self.weights.values
         self._say_unmapped()
@@ -130,8 +96,9 @@ class _Function:
         self.noise = self._rounding(steps_a, steps_b)
         found = self._compared(steps_a, steps_b)
         self._judge(found, steps_a)
-        alone = found.first is None and found.first_gradient is None and self.stood is not None
-        return self._outcome(self.stood if alone else found)
+        if found.first is None and found.first_gradient is None and self.stood is not None:
+            return self._outcome(self.stood)  # the weights alone differ
+        return self._outcome(found)
 
     # Given weights
 
@@ -166,42 +133,13 @@ class _Function:
         """The difference of weights that were changed alike."""
         to_a, first = self.rows.to_a, group[0]
         sites = tuple(
-            (self._site_at(to_a.get(each.at, each.at), self.one), self._site_at(each.at, self.two))
-            for each in group
+            (self.one.site_at(to_a.get(each.at, each.at)), self.two.site_at(each.at)) for each in group
         )
         more = {1: "", 2: " The same holds for one more weight."}
         message = first.message + more.get(len(group), f" The same holds for {len(group) - 1} more weights.")
         evidence = ("Both hold given weights; A's were compared with B's after mapping.",)
         places = tuple(dict.fromkeys(sites))
         return Difference(Part.FUNCTION, first.name, places, first.a, first.b, message, evidence)
-
-    # Feeding
-
-    def _fed(self, first: Opened, second: Opened) -> tuple[_Walker, _Walker] | None:
-        parts, others = first.parts, second.parts
-        if ("floats" in first.parts) != ("floats" in second.parts):
-            self.whys.append("the inputs are of different kinds: one model reads ids, the other floats")
-            return None
-        rows = second.vocabulary or 0
-        if (first.vocabulary or 0) > rows > 0 and _largest_id(parts) >= rows:
-            parts, others = others, parts
-        parts = shortened(with_decoder_ids(parts, others), others)
-        fed: list[Fed] = [side.run(feed_twin, parts) for side in (self.a, self.b)]
-        for role in {role for each in fed for role in each.left_out}:
-            if role in ("mask", "decoder mask"):
-                if not bool(parts[role].bool().all()):
-                    self.notes.append("One side takes no mask of padding: both were fed without padding.")
-            else:
-                self.notes.append(f'One side takes no "{role}".')
-            parts = {name: tensor for name, tensor in parts.items() if name != role}
-        if "floats" in parts and parts["floats"].shape != others.get("floats", parts["floats"]).shape:
-            shapes = [" × ".join(map(str, each["floats"].shape)) for each in (first.parts, second.parts)]
-            self.whys.append(f"the inputs have different shapes: {shapes[0]} and {shapes[1]}")
-            return None
-        real = _real(parts)
-        sizes = (first.vocabulary, second.vocabulary)
-        columns = None if None in sizes or sizes[0] == sizes[1] else min(size or 0 for size in sizes)
-        return _Walker(self.a, first, parts, real, columns), _Walker(self.b, second, parts, real, columns)
 
     def _say_unmapped(self) -> None:
         for side, names in (("A", self.weights.only_a), ("B", self.weights.only_b)):
@@ -288,7 +226,7 @@ class _Function:
         places = self.two.opened.holdings.places
         return [step for step in result.steps if step.key not in places or places[step.key].site not in sites]
 
-    def _side(self, walker: _Walker, steps: Sequence[Step]) -> reasons.Walked:
+    def _side(self, walker: Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
         own = {held.name: held.value for held in walker.opened.holdings.held}
         return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, own | dict(walker.weights or {}))
@@ -305,10 +243,10 @@ class _Function:
             if key is None or known:
                 continue
             at = key[:3] if side == "B" else self.rows.to_b.get(key[:3], key[:3])
-            site = self._site_at(key[:3], walker)
+            site = walker.site_at(key[:3])
             sites = (
-                self._site_at(self.rows.to_a.get(at, at), self.one),
-                self._site_at(self.rows.to_b.get(self.rows.to_a.get(at, at), at), self.two),
+                self.one.site_at(self.rows.to_a.get(at, at)),
+                self.two.site_at(self.rows.to_b.get(self.rows.to_a.get(at, at), at)),
             )
             where = f"{name_of_step(key[3])} of {site or 'the model'}"
             message = f"{side} alone is random in eval mode, from {where} on, as where dropout is left on."
@@ -347,10 +285,10 @@ class _Function:
     def _because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:
         """The difference of one reason at one place or many."""
         reason = group[0].reason
-        sites = tuple((self._site_at(each.a, self.one), self._site_at(each.b, self.two)) for each in group)
-        amount = max(each.relative for each in group)
+        sites = tuple((self.one.site_at(each.a), self.two.site_at(each.b)) for each in group)
+        size = max(each.relative for each in group)
         where = name_of_step(reason.step)
-        evidence = [f"The two part at {where}, by {_figure(amount)} of its largest value."]
+        evidence = [f"The two part at {where}, by {amount(size)} of its largest value."]
         if is_gradient:
             evidence = ["The values agree; the gradients of a random linear loss do not."]
         known = [each.is_confirmed for each in group]
@@ -372,10 +310,10 @@ class _Function:
 
     def _parting(self, at: Compared, what: str) -> Difference:
         name = name_of_step(at.key[3])
-        amount = at.relative if what == "value" else at.gradient
+        size = at.relative if what == "value" else at.gradient
         tensor = f"{name}" if what == "value" else f"the gradient of the loss in {name}"
-        message = f"The two part at {tensor}, by {_figure(amount)} of its largest value."
-        sites = (self._site(at.a, self.one), self._site(at.b, self.two))
+        message = f"The two part at {tensor}, by {amount(size)} of its largest value."
+        sites = (self.one.site(at.a), self.two.site(at.b))
         return Difference(
             Part.FUNCTION,
             "function" if what == "value" else "gradient",
@@ -400,38 +338,20 @@ class _Function:
         shown = lacking[:3] + ([f"{len(lacking) - 3} more"] if len(lacking) > 3 else [])
         return f" {'; '.join(shown)}." if lacking else ""
 
-    def _site(self, step: Step | None, walker: _Walker) -> str | None:
-        if step is None:
-            return None
-        is_norm = step.key[1] == OUTSIDE and step.key[0] != OUTSIDE
-        return step.site if is_norm else self._site_at(step.key[:3], walker)
-
-    def _site_at(self, at: tuple[int, int, int], walker: _Walker) -> str:
-        """Name of a branch, a block or a stack; "" is the model."""
-        s, i, n = at
-        if s == OUTSIDE:
-            return ""
-        stack = walker.opened.holdings.anatomy.stacks[s]
-        if i == OUTSIDE:
-            return stack.name
-        return stack.blocks[i].site if n == OUTSIDE else stack.blocks[i].branches[n].site
-
     # Result
 
-    def _outcome(self, found: Walked | None) -> Outcome:
-        if found is None:
-            return Outcome(HowFar(Part.FUNCTION, "not", tuple(self.whys)), notes=tuple(self.notes))
+    def _outcome(self, found: Walked) -> Outcome:
         largest = max(found.largest, 0.0)
         if self.differences:
             said = f"not the same function: {self.differences[0].message}"
         else:
             stand = f" {self.said}" if self.said else ""
-            said = f"the same function to {_figure(largest)}{stand}"
+            said = f"the same function to {amount(largest)}{stand}"
         figures = {
             "largest": largest,
             "largest_gradient": found.largest_gradient,
             "tolerance": found.tolerance,
-            "forwards": {"a": self._forwards(self.one), "b": self._forwards(self.two)},
+            "forwards": {"a": self.one.num_forwards, "b": self.two.num_forwards},
             "mapped": len(self.weights.values),
             "walk": [self._row(each) for each in found.pairs],
         }
@@ -450,7 +370,7 @@ class _Function:
         """The first place of the stream whose values are not finite."""
         for each in found.stream():
             if each.a is not None and each.a.value is not None and not bool(each.a.value.isfinite().all()):
-                return self._site(each.a, self.one) or "the input"
+                return self.one.site(each.a) or "the input"
         return None
 
     def _require_outputs(self, found: Walked) -> None:
@@ -466,14 +386,10 @@ class _Function:
         elif a is not None and b is not None and a != b:
             self.whys.append(f"only the first {min(a[-1], b[-1])} outputs were compared: one side has more")
 
-    def _forwards(self, walker: _Walker) -> int:
-        fused = any(len(p.roles) > 1 for b in walker.opened.holdings.anatomy.branches for p in b.projections)
-        return walker.forwards + 1 + fused
-
     def _row(self, each: Compared) -> dict[str, Any]:
         return {
-            "a": self._site(each.a, self.one),
-            "b": self._site(each.b, self.two),
+            "a": self.one.site(each.a),
+            "b": self.two.site(each.b),
             "name": name_of_step(each.key[3]),
             "relative": each.relative,
             "gradient": each.gradient,
@@ -517,53 +433,8 @@ def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, i
     return {step.key[:3]: step.value.shape[-1] for step in operands if step.value is not None}
 
 
-def _largest_id(parts: Mapping[str, Tensor]) -> int:
-    ids = [parts[role] for role in ("ids", "decoder ids") if role in parts]
-    return max((int(each.max()) for each in ids if each.numel()), default=-1)
-
-
-def _real(parts: Mapping[str, Tensor]) -> Tensor | None:
-    mask = parts.get("decoder mask") if "decoder ids" in parts else parts.get("mask")
-    return None if mask is None or mask.ndim != 2 or bool(mask.bool().all()) else mask.bool()
-
-
 def _first_random(noise: Mapping[Key, tuple[float, float]]) -> Key | None:
     return next((key for key, (value, _) in noise.items() if value > RANDOM), None)
-
-
-def name_of_step(name: str) -> str:
-    """The name of a step in a sentence."""
-    return _WORDS.get(name, name)
-
-
-_WORDS = {
-    "embedding": "the token embedding",
-    "entry": "the entry",
-    "sum": "the sum of branch and stream",
-    "exit": "the block's exit",
-    "hidden": "the last hidden state",
-    "query": "the queries",
-    "key": "the keys",
-    "value": "the values",
-    "logits": "the attention's logits",
-    "probabilities": "the attention's probabilities",
-    "mixed": "the mixed values",
-    "q": "the query projection",
-    "k": "the key projection",
-    "v": "the value projection",
-    "o": "the output projection",
-    "up": "the up projection",
-    "gate": "the gate projection",
-    "act": "the activation",
-    "down": "the down projection",
-    "output": "the branch's output",
-    "final norm": "the final norm",
-    OUTPUT: "the output of the model",
-}
-
-
-def _figure(value: float | None) -> str:
-    return "an unknown amount" if value is None else f"{value:.1g}"
 
 
 def _as_data(weights: Weights) -> dict[str, Any]:

@@ -119,6 +119,6 @@ def summarize() -> None:
 def say(words: str) -> None:
     """Print a line on stderr, if the script has one."""
     try:
-        print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)  # one write, see `cli/script.py`
+        print(f"normscope: {words}\n", end="", file=sys.stderr, flush=True)  # one write, as in capture.launch
     except (AttributeError, OSError, ValueError):  # closed, or replaced by something else
         return

@@ -1,6 +1,6 @@
 """Differences of gradients where the forwards agree: a cut, a factor, a norm with constant statistics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -159,18 +159,3 @@ def _constant(x: Tensor, kind: str, eps: float, what: str) -> Tensor:
 
 def _flows(gradient: Tensor | None) -> bool:
     return gradient is not None and bool(gradient.any())
-
-
-def unlearnt(
-    a: Mapping[str, Tensor | None], b: Mapping[str, Tensor | None], names: Mapping[str, str]
-) -> list[Reason]:
-    """Parameters that have a gradient on one side alone; `names` maps B's names to A's."""
-    found = []
-    for name_b, name_a in names.items():
-        has = [_flows(side.get(name)) for side, name in ((a, name_a), (b, name_b))]
-        if has[0] != has[1]:
-            word = {True: "a gradient", False: "none"}
-            values = ["flows" if each else "cut" for each in has]
-            message = f"The parameter {name_b} of B has {word[has[1]]}, {name_a} of A has {word[has[0]]}."
-            found.append(Reason("gradient-cut", f"weight {name_b}", values[0], values[1], message))
-    return found

@@ -115,7 +115,7 @@ class Reason:
         a, b: what the two models do, as plain data.
         message: a sentence with both.
         patches: the changes of B that undo it; empty where it cannot be undone.
-        others: sentences on reasons that fit as well.
+        others: further sentences, such as on reasons that could not be tried.
     """
 
     name: str

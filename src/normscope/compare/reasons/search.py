@@ -28,6 +28,7 @@ from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distan
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.types import Patch, Step
 from normscope.compare.walk import OUTPUT
+from normscope.errors import describe
 
 Run = Callable[[Sequence[Patch]], Sequence[Step]]
 ROUNDS = 4
@@ -229,9 +230,9 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
     apart = first_apart(scene, elsewhere)
     if apart is None:
         return
-    some = False
+    some, skipped = False, list[str]()
     for file in FILES.get(scene.kind, OTHERS):
-        for reason in _tried(file, scene):
+        for reason in _tried(file, scene, skipped):
             key = (one.b, reason.name, reason.step)
             if key in known:
                 continue
@@ -248,16 +249,17 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
     patches = scene.b.patch(apart, "set", value=value) if value.shape == scene.b.steps[apart].shape else ()
     tried = TRIED.get(scene.kind, "all known reasons")
     message = f'The two part at "{apart}" for no known reason. Tried: {tried}.'
-    yield Found(
-        one.a, one.b, Reason(UNKNOWN, apart, None, None, message, patches), relative=relative(scene, apart)
-    )
+    reason = Reason(UNKNOWN, apart, None, None, message, patches, tuple(skipped))
+    yield Found(one.a, one.b, reason, relative=relative(scene, apart))
 
 
-def _tried(file: Callable[[Scene], Reasons], scene: Scene) -> list[Reason]:
-    """The reasons of a file; none where the tensors have shapes that it does not know."""
+def _tried(file: Callable[[Scene], Reasons], scene: Scene, skipped: list[str]) -> list[Reason]:
+    """The reasons of a file; none where it cannot use the tensors' shapes, with a sentence in `skipped`."""
     try:
         return list(file(scene))
-    except (RuntimeError, ValueError, IndexError):
+    except (RuntimeError, ValueError, IndexError) as error:
+        name = file.__module__.rpartition(".")[2]
+        skipped.append(f'The reasons of "{name}" could not be tried here: {describe(error)}.')
         return []
 
 
