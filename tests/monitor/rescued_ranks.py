@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from normscope.monitor import Monitor, Rescue
 from normscope.monitor.rescuer import Rescuer
 from normscope.subjects import load
+from normscope.train.distributed import leave
 
 BAD, STEPS = 30, 45
 
@@ -87,4 +88,4 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     for case in sys.argv[2:]:
         run(Path(sys.argv[1]), *case.split(":"), dist.get_rank())
-    dist.destroy_process_group()
+    leave(together=True)

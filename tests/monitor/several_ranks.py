@@ -87,7 +87,7 @@ def averaged(rank: int, folder: Path, steps: int, skipped: int = 0, scaled: int 
                     parameter.data.mul_(1.01)
             optimizer.zero_grad()
             monitor.step(loss)
-    dist.barrier()
+    meet()
 
 
 def data(rank: int, size: int, folder: Path) -> None:
@@ -104,7 +104,7 @@ def data(rank: int, size: int, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
-    dist.barrier()
+    meet()
 
 
 def die(rank: int, size: int, folder: Path) -> None:
@@ -222,7 +222,7 @@ def bad_batch(rank: int, size: int, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
-    dist.barrier()
+    meet()
 
 
 def kill(rank: int, size: int, folder: Path) -> None:
@@ -302,7 +302,7 @@ def split(rank: int, size: int, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
-    dist.barrier()
+    meet()
 
 
 def dense(folder: Path, ranks: int) -> None:
@@ -387,7 +387,12 @@ def shard_wrong(rank: int, folder: Path, spoil: Callable[[nn.Module], object]) -
             optimizer.step()
             optimizer.zero_grad()
             monitor.step(loss)
-    dist.barrier()
+    meet()
+
+
+def meet() -> None:
+    """Wait for the other processes in the calling thread, as `normscope.train.distributed.leave` does."""
+    dist.monitored_barrier()
 
 
 def run(name: str, rank: int, size: int, folder: str, *more: str) -> None:

@@ -265,8 +265,8 @@ import parts
 forever = parts.batches
 parts.batches = lambda: (pair for _, pair in zip(range(12), forever()))
 import distributed
-import torch.distributed as dist
-dist.destroy_process_group()
+from normscope.train.distributed import leave
+leave(together=True)
 """
     (tmp_path / "train.py").write_text(ending)
     done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py", *options)
@@ -293,6 +293,7 @@ import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
 import torch
 import torch.distributed as dist
+from normscope.train.distributed import leave
 from parts import Decoder, batches, cross_entropy
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -307,7 +308,7 @@ for _, (inputs, targets) in zip(range(5), batches()):
     model.clip_grad_norm_(1.0)
     optimizer.step()
     optimizer.zero_grad()
-dist.destroy_process_group()
+leave(together=True)
 """
 
 
