@@ -28,6 +28,12 @@ def norm(module: nn.Module, x: Tensor) -> Tensor:
         return torch.tanh(module.scale * x) * module.weight + module.bias
     if name == "Derf":
         return torch.erf(module.scale * x + module.shift) * module.weight + module.bias
+    if name in ("SeeDNorm", "BHyT"):
+        normed = x / (x.square().mean(-1, keepdim=True) + module.eps).sqrt()
+        if name == "BHyT":
+            return module.weight * torch.tanh(module.scale * normed / 10)
+        amount = torch.tanh((x * module.direction).sum(-1, keepdim=True))
+        return (module.weight + module.scale * amount) * normed
     raise NotImplementedError(name)
 
 

@@ -27,6 +27,14 @@ Norms and factors that depend on depth are shown for {SAMPLE_DEPTH} blocks. *Rea
 
 `normscope schemes --format markdown > docs/schemes.md` writes this page from `normscope.nn.SCHEMES`.
 """
+_FOOT = """
+## Not built
+
+Published schemes whose formula could not be found in full, in reference code or in the paper's text:
+
+- **SpanNorm** (Wang et al. 2026, arXiv:2601.22580). Only the abstract was found. It names a residual that
+  spans the whole block, a norm of the sum at its end, and a scaling by depth; the scaling was not found.
+"""
 
 
 def print_schemes(rows: Sequence[Row], console: Console | None = None) -> None:
@@ -50,7 +58,7 @@ def page_of_schemes(rows: Sequence[Row]) -> str:
     for row in rows:
         lines += ["", f"## {row.name}", ""]
         lines += [f"- **{label}**: {words}" for label, words in _lines(row, "`")]
-    return "\n".join([_HEAD, *lines, ""])
+    return "\n".join([_HEAD, *lines, _FOOT])
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[RenderableType]:
