@@ -33,6 +33,8 @@ from normscope.compare.walkers import CannotFeedError, Walker, fed
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
+_VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights")
+"""Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
 
 
 def compare(
@@ -164,7 +166,8 @@ class _Function:
         shaken_b = self.two.walk(shaken=True, seed=_SEED)
         noise = noise_of(steps_a, shaken_a, self.one.real)
         others = noise_of(steps_b, shaken_b, self.two.real)
-        self.random_a, self.random_b = (_first_random(each) for each in (noise, others))
+        self.random_a = _first_random(noise, steps_a, self.one)
+        self.random_b = _first_random(others, steps_b, self.two)
         to_a = self.rows.to_a
         for (*at, name), rounding in others.items():
             place = to_a.get(tuple(at))  # type: ignore[arg-type]
@@ -192,8 +195,8 @@ class _Function:
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
-            if any(each.reason.name in (UNKNOWN, "weights") for each in result.found):
-                return  # undone by A's own tensors, through which no gradient flows
+            if any(each.reason.name in _VALUES_ONLY for each in result.found):
+                return
             if result.found:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             steps_b: Sequence[Step] = self._unpatched(result)
@@ -211,7 +214,9 @@ class _Function:
         placed = list(reasons.scenes_of(a, b, self.rows.to_a, max(found.tolerance, 1e-12)))
         known: list[Found] = []
         for one in reversed(placed):
-            order = [name for name in b.map.order_of(one.b) if not _is_entry(one.scene, name)]
+            shared = b.map.shared(one.b) if one.scene.b.before else set()
+            names = (name for name in b.map.order_of(one.b) if b.map.places[*one.b, name].site not in shared)
+            order = [name for name in names if not _is_entry(one.scene, name)]
             reason = next(gradients.reasons(one.scene, order, cuts_only=bool(known)), None)
             if reason is not None:
                 known.append(Found(one.a, one.b, reason))
@@ -433,8 +438,14 @@ def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, i
     return {step.key[:3]: step.value.shape[-1] for step in operands if step.value is not None}
 
 
-def _first_random(noise: Mapping[Key, tuple[float, float]]) -> Key | None:
-    return next((key for key, (value, _) in noise.items() if value > RANDOM), None)
+def _first_random(
+    noise: Mapping[Key, tuple[float, float]], steps: Sequence[Step], walker: Walker
+) -> Key | None:
+    """The first step that another seed changes; a forward more where the rounding alone is large."""
+    if all(value <= RANDOM for value, _ in noise.values()):
+        return None
+    other = noise_of(steps, walker.walk(seed=_SEED, gradients=False), walker.real)
+    return next((key for key, (value, _) in other.items() if value > 0), None)
 
 
 def _as_data(weights: Weights) -> dict[str, Any]:

@@ -120,11 +120,11 @@ class Twin:
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
             output, found = capture(model, run, [place.site for place in self.places])
-            made: Mapping[Site, Tensor] = {}
+            applied = None
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
-                made = self._applied.before
-            return self._steps(output, found, gradients, (real, columns), made)
+                applied = self._applied
+            return self._steps(output, found, gradients, (real, columns), applied)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -200,13 +200,15 @@ class Twin:
         found: Mapping[Site, Tensor],
         gradients: bool,
         counted: tuple[Tensor | None, int | None],
-        made: Mapping[Site, Tensor],
+        applied: Any,
     ) -> tuple[Step, ...]:
-        """The steps; where a patch put a tensor, the step that made it has its own value (`made`)."""
+        """The steps; where a patch of `applied` put a tensor, the step that made it has its own value."""
         final = main_output(output)
         places = [place for place in self.places if place.site in found]
         tensors = [
-            made.get(place.site, found[place.site]) if _makes(place.key) else found[place.site]
+            found[place.site]
+            if applied is None or not _makes(place.key)
+            else applied.made(place.site, found[place.site])
             for place in places
         ]
         grads: list[Tensor | None] = [None] * len(tensors)
