@@ -64,7 +64,7 @@ def read_projections(branch: FoundBranch) -> tuple[Projection, ...]:
             plain = known - {"other"} or known
             found[name] = replace(found[name], roles=tuple(role for role in _ROLES if role in plain))
         else:
-            found[name] = Projection(name, roles, _reshaped(op.outputs[0]).site, _feature_axis(op))
+            found[name] = Projection(name, roles, reshaped(op.outputs[0]).site, _feature_axis(op))
     return tuple(found.values())
 
 
@@ -139,7 +139,7 @@ def _plain_source(value: Value) -> Value:
     return value
 
 
-def _reshaped(value: Value) -> Value:
+def reshaped(value: Value) -> Value:
     """The view after a linear layer's flattened (B·T, d) output, where there is one."""
     while len(value.users) == 1 and value.users[0].base in {"view", "_unsafe_view", "add"}:
         user = value.users[0]

@@ -110,4 +110,10 @@ def widen(model: nn.Module) -> nn.Module:
 
 def wide_copy(model: nn.Module) -> nn.Module:
     """A copy of a model in float64; the model stays as it is."""
-    return widen(copy.deepcopy(model))
+    computed = (
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf  # the old `weight_norm` keeps it between forwards
+    )
+    return widen(copy.deepcopy(model, {id(value): value.detach().clone() for value in computed}))

@@ -24,7 +24,14 @@ from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, se
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
 from normscope.compare.step_names import amount, name_of_step
-from normscope.compare.twins import Opened, build_exactly, close_twin, open_twin, without_constants
+from normscope.compare.twins import (
+    Opened,
+    build_exactly,
+    close_twin,
+    open_twin,
+    values_made,
+    without_constants,
+)
 from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
@@ -79,20 +86,21 @@ class _Function:
 
     def run(self) -> Outcome:
         """The whole part."""
-        first, second = (_open(side) for side in (self.a, self.b))
+        first, second = (_open(side, name) for side, name in ((self.a, "A"), (self.b, "B")))
         stacks = [[stack.name for stack in each.holdings.anatomy.stacks] for each in (first, second)]
         if len(stacks[0]) != len(stacks[1]) or not stacks[0]:
             a, b = (" and ".join(names) or "no residual stream" for names in stacks)
             return _not(f"the two have different stacks: {a} in A, {b} in B")
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
-        own = map_weights(first.holdings, second.holdings, self.rows, self.given)
-        generic = without_constants(first.holdings)
-        self.weights = map_weights(generic, second.holdings, self.rows, self.given)
+        own = map_weights(first.holdings, second.holdings, self.rows, self.given, as_made=True)
         self.one, self.two, self.notes = fed(self.a, self.b, first, second)
-        self.one.weights = {held.name: held.value for held in generic.held}
+        are_given = self._hold_given(own)
+        generic = self._without_constants(first.holdings)
+        self.weights = map_weights(generic, second.holdings, self.rows, self.given, as_made=are_given)
+        self.one.weights = generic.parameters()
         self.two.weights = self.weights.values
         self._say_unmapped()
-        if self._hold_given(own) and (found := self._as_they_stand(own)) is not None:
+        if are_given and (found := self._as_they_stand(own)) is not None:
             return self._outcome(found)
         steps_a, steps_b = self.one.walk(), self.two.walk()
         self.noise = self._rounding(steps_a, steps_b)
@@ -101,6 +109,16 @@ class _Function:
         if found.first is None and found.first_gradient is None and self.stood is not None:
             return self._outcome(self.stood)  # the weights alone differ
         return self._outcome(found)
+
+    def _without_constants(self, holdings: Holdings) -> Holdings:
+        generic = without_constants(holdings)
+        if not any(held.made_of for held in generic.held):
+            return generic
+        made = self.a.run(values_made, generic.parameters())
+        fixed = {n for held in holdings.held if held.name not in made for n in held.made_of}
+        values = {name: value for name, value in holdings.parameters().items() if name in fixed} | made
+        held = tuple(replace(each, value=values.get(each.name, each.value)) for each in generic.held)
+        return replace(generic, held=held)
 
     # Given weights
 
@@ -150,6 +168,12 @@ class _Function:
                 shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 kept = "; they keep their own values" if side == "B" else ""
                 self.notes.append(f"Weights of {side} without a partner in {other}{kept}: {shown}.")
+        made = [held.name for held in self.two.opened.holdings.held if held.made_of]
+        if put := [name for name in made if name in self.weights.values]:
+            shown = ", ".join(put[:5]) + (f" and {len(put) - 5} more" if len(put) > 5 else "")
+            self.notes.append(
+                f"B computes these weights; what A multiplies with was put in their place: {shown}."
+            )
         if self.weights.guessed:
             shown = ", ".join(self.weights.guessed[:5])
             self.notes.append(
@@ -233,7 +257,7 @@ class _Function:
 
     def _side(self, walker: Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
-        own = {held.name: held.value for held in walker.opened.holdings.held}
+        own = walker.opened.holdings.parameters()
         return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, own | dict(walker.weights or {}))
 
     def _say_random(self) -> None:
@@ -401,10 +425,13 @@ class _Function:
         }
 
 
-def _open(side: Side) -> Opened:
+def _open(side: Side, name: str) -> Opened:
     with contextlib.suppress(NotGivenError):  # a module: its tables in float32 are widened
         side.start(build_exactly, (_SEED, _SEED + 1))
-    opened: Opened = side.run(open_twin)
+    try:
+        opened: Opened = side.run(open_twin)
+    except NotGivenError as reason:
+        raise CannotFeedError(f"{name} ({side.spec}) {reason}") from reason
     return opened
 
 
