@@ -66,6 +66,15 @@ KINDS: dict[str, Kind] = {
     "transposed weights": Kind(("weights-transposed",)),
     "embedding part": Kind(("embedding", "embedding-types", "token-types"), ("context",)),
     "pooling": Kind(("pooling",)),
+    "rotary width": Kind(("rotary-width",), ("attention-positions",)),
+    "no rotation": Kind(("attention-positions",), ("rotary-base", "rotary-width", "rotary-layout")),
+    "slopes": Kind(("attention-positions", "position-bias")),
+    "layer scale": Kind(("join", "branch-scale")),
+    "norm and rotation": Kind(("qk-norm",), ("qk-norm-gain",)),
+    "embedding norm": Kind(
+        ("embedding-norm",), ("embedding-norm-eps", "embedding-norm-gain", "embedding-norm-bias")
+    ),
+    "head bias": Kind(("head-bias",), ("bias", "weights")),
     "init scale": Kind(("init-scale",), ("init-law",), "start"),
     "init law": Kind(("init-law",), ("init-scale",), "start"),
     "init depth": Kind(("init-depth", "init-scale"), ("init-law",), "start"),

@@ -1,11 +1,12 @@
 """`normscope diff` on planted differences and on refactorings, by hand.
 
     python -m benchmarks.diff_runs FILE --set seen --set held-out --set same --set same-held-out
+    python -m benchmarks.diff_runs FILE --set fresh --set same-fresh
     python -m benchmarks.diff_runs FILE --summary
     python -m benchmarks.diff_runs FILE --set seen --only "rotary" --again
 
 FILE gets a line of JSON for each pair; pairs that it has are not run again without `--again`, which replaces
-them. Of the held-out sets only figures are printed. How a pair is judged: `diff_judging`.
+them. Of the held-out and fresh sets only figures are printed. How a pair is judged: `diff_judging`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import diff_held_out, diff_seen
+from benchmarks import diff_fresh, diff_fresh_same, diff_held_out, diff_seen
 from benchmarks.diff_judging import judged
 from benchmarks.diff_plants import Build, Case
 from benchmarks.diff_recipes import recipes, same_recipes
@@ -52,7 +53,11 @@ SETS: dict[str, Callable[[], list[Case]]] = {
         *same_starts(WIDE),
         *same_recipes(LLAMA),
     ],
+    "fresh": diff_fresh.cases,
+    "same-fresh": diff_fresh_same.cases,
 }
+OPEN = ("seen", "same")
+"""Sets of which each pair is printed."""
 
 
 def side(build: Build) -> Any:
@@ -124,7 +129,7 @@ def _write(file: Path, record: dict[str, Any]) -> None:
     key = ("set", "name")
     kept = [r for r in records_of(file) if any(r[k] != record[k] for k in key)]
     file.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in [*kept, record]))
-    if "held-out" not in record["set"]:
+    if record["set"] in OPEN:
         print(line(record), flush=True)
 
 
