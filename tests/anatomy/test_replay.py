@@ -1,6 +1,6 @@
 """Replay: a part of a recorded forward gives the same values again, and says where it cannot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -51,11 +51,11 @@ def recorded(part: Part) -> tuple[Graph, Value, Value]:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_gives_the_same_again(name: str) -> None:
-    graph, start, end = recorded(PARTS[name])
+    _, start, end = recorded(PARTS[name])
     torch.manual_seed(0)
     model = Model(PARTS[name])
     y = torch.randn(5, 6)
-    (found,) = Replay(graph).run({start: y.double()}, [end])
+    (found,) = Replay().run({start: y.double()}, [end])
     assert found.dtype in (torch.float64, torch.complex128)
     torch.testing.assert_close(found, PARTS[name](y, model.gain).double().detach(), rtol=1e-6, atol=1e-6)
 
@@ -66,9 +66,67 @@ def test_a_write_into_a_part_cannot_be_replayed() -> None:
         out[:, 0] = y[:, 1]
         return out + gain
 
-    graph, start, end = recorded(write)
+    _, start, end = recorded(write)
     with pytest.raises(CannotReplay):
-        Replay(graph).run({start: torch.zeros(5, 6)}, [end])
+        Replay().run({start: torch.zeros(5, 6)}, [end])
+
+
+class Twice(nn.Module):
+    """Two maps of the same input, each with its own gain and a part behind it."""
+
+    def __init__(self, *parts: Part) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in parts)
+        self.gains = nn.ParameterList(torch.ones(6) for _ in parts)
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        each = zip(self.parts, self.maps, self.gains, strict=True)
+        return tuple(part(layer(x), gain) for part, layer, gain in each)
+
+
+def read_once(model: nn.Module) -> list[Tensor]:
+    """The result of each part for threes; of like parts, one tensor."""
+    graph, replay = record_forward(model, torch.randn(5, 6)), Replay()
+    starts = [v for v in graph.values if v.base == "mm"]
+
+    def read(starts: Sequence[Value], ends: Sequence[Value], replay: Replay) -> Tensor:
+        return replay.run({starts[0]: torch.full((5, 6), 3.0, dtype=torch.float64)}, ends)[0]
+
+    return [replay.once(read, [start], [end]) for start, end in zip(starts, graph.outputs, strict=True)]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_alike_are_read_once(name: str) -> None:
+    one, two = read_once(Twice(PARTS[name], PARTS[name]))
+    assert one is two
+
+
+UNLIKE: dict[str, tuple[Part, Part]] = {
+    "number": (lambda y, g: y * 2 + g, lambda y, g: y * 3 + g),
+    "second number": (lambda y, g: (y + g).clamp(0, 1), lambda y, g: (y + g).clamp(0, 2)),
+    "op": (lambda y, g: F.relu(y) + g, lambda y, g: F.silu(y) + g),
+    "order": (lambda y, g: (y + g) * y, lambda y, g: (y * g) + y),
+    "operands": (lambda y, g: (y + 1) - g, lambda y, g: g - (y + 1)),
+    "constant": (lambda y, g: y + g * torch.arange(6.0), lambda y, g: y + g * torch.arange(6.0).flip(0)),
+    "order of elements": (
+        lambda y, g: y * torch.tensor([1.0, 2, 3, 4, 5, 6]) + g,
+        lambda y, g: y * torch.tensor([1.0, 3, 2, 4, 5, 6]) + g,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_parts_that_are_not_alike_are_read_each(name: str) -> None:
+    one, two = read_once(Twice(*UNLIKE[name]))
+    assert not torch.equal(one, two)
+
+
+def test_parts_with_other_parameters_are_read_each() -> None:
+    model = Twice(PARTS["in place"], PARTS["in place"])
+    nn.init.constant_(model.gains[1], 2.0)
+    one, two = read_once(model)
+    assert not torch.equal(one, two)
 
 
 def test_cuts_are_passed_by_every_way() -> None:

@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from made import (
     DEPTH,
     WAYS,
+    WIDTH,
     Complex,
     Einsums,
     Functions,
@@ -20,11 +22,16 @@ from made import (
     place_of,
     with_attention,
 )
-from torch import nn
+from torch import Tensor, nn
 
+from normscope import diff
 from normscope.anatomy import read_anatomy
+from normscope.compare.align import align
+from normscope.compare.differences import compare_structures
 from normscope.compare.structure import read_for_structure, structure_of, structure_of_report
+from normscope.nn import SCHEMES
 from normscope.subjects import load, make_subject
+from normscope.subjects.found_loss import TIME_FIRST
 
 CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "ε": ({"eps": 1e-6}, {"norm-eps", "final-norm-eps"}),
@@ -107,13 +114,79 @@ def test_rotary_positions_are_read_from_what_they_do(
     assert len(found.sites) == DEPTH
 
 
-def test_a_change_in_one_layer_stays_there() -> None:
-    a, b = made("plain", Options()), made("plain", Options())
-    b.get_submodule("layers.1.mlp").o = Options(activation="relu")  # type: ignore[assignment]
+IN_ONE_LAYER: dict[str, tuple[str, dict[str, Any], str]] = {
+    "activation": ("mlp", {"activation": "relu"}, "activation"),
+    "scale": ("attn", {"scale": 0.2}, "attention-scale"),
+    "cap": ("attn", {"cap": 30.0}, "logit-cap"),
+    "base": ("attn", {"base": 500_000.0}, "rotary-base"),
+    "layout": ("attn", {"rotary": "neighbours"}, "rotary-layout"),
+    "window": ("attn", {"window": 8}, "window"),
+}
+
+
+@pytest.mark.parametrize("change", IN_ONE_LAYER)
+@pytest.mark.parametrize("layer", range(DEPTH))
+def test_a_change_in_one_layer_stays_there(change: str, layer: int) -> None:
+    """Like layers are read once, and this one is not like them."""
+    part, changed, name = IN_ONE_LAYER[change]
+    a, b = made("plain", ROTARY), made("plain", ROTARY)
+    site = f"layers.{layer}.{part}"
+    b.get_submodule(site).o = dataclasses.replace(ROTARY, **changed)  # type: ignore[assignment]
     (found,) = differences(a, b)
-    assert found.name == "activation"
-    assert found.sites == (("layers.1.mlp", "layers.1.mlp"),)
-    assert found.message == "The activation is gelu in A and relu in B."
+    assert (found.name, found.sites) == (name, ((site, site),))
+
+
+def test_a_slope_of_one_layer_is_read_from_its_elements() -> None:
+    """The layers run the same ops, and only the content of a parameter differs."""
+    a, b = made("plain", Options()), made("plain", Options())
+    for model in (a, b):
+        for n in range(DEPTH):
+            up = model.get_submodule(f"layers.{n}.mlp.up")
+            model.get_submodule(f"layers.{n}.mlp").up = nn.Sequential(up, nn.PReLU())
+            model.get_submodule(f"layers.{n}.mlp").o = Options(activation="relu")  # type: ignore[assignment]
+    assert differences(a, b) == ()
+    nn.init.constant_(b.get_parameter("layers.2.mlp.up.1.weight"), -1.0)
+    (found,) = differences(a, b)
+    assert (found.name, found.sites) == ("activation", (("layers.2.mlp", "layers.2.mlp"),))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_has_a_structure(scheme: str) -> None:
+    subject = load(f"nn:decoder,scheme={scheme},depth=2,width=16,heads=2", batch_size=2, seq_len=8)
+    place = structure_of(subject, read_for_structure(subject))
+    assert "unread" not in place.facts
+    assert compare_structures(align(place, place)) == ()
+
+
+class TimeFirst(nn.Module):
+    """An encoder of PyTorch, which takes (T, B) unless told otherwise."""
+
+    def __init__(self, batch_first: bool = False) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(64, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, 0.0, batch_first=batch_first)
+        self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 256)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        where = self.positions(torch.arange(ids.shape[self.batch_first]))
+        return self.head(self.stack(self.tokens(ids) + (where if self.batch_first else where[:, None])))
+
+
+def test_a_model_that_takes_time_first_gets_it() -> None:
+    found = diff(TimeFirst(), TimeFirst(batch_first=True), parts="structure")
+    assert found.is_same, found
+    assert found.notes == (f"A: {TIME_FIRST}",)
+
+
+def test_a_comparison_without_a_check_needs_three_forwards_of_a_bare_model() -> None:
+    """For the vocabulary, for the batch, and for the reading; it needs no loss."""
+    models, calls = [made("plain", Options(), seed) for seed in (0, 1)], []
+    for model in models:
+        model.register_forward_hook(lambda *_: calls.append(1))
+    diff(*models, parts="structure,recipe")
+    assert len(calls) <= 6
 
 
 def test_a_deleted_layer_is_one_difference() -> None:

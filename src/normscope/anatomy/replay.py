@@ -5,15 +5,17 @@ positions by the turn of a vector. That holds for every way of writing it. Nothi
 except what depends on the model's inputs and parameters by few ops, such as masks and tables of positions.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from normscope.anatomy.graph import Graph, Op, Value, between
+from normscope.anatomy.alike import Contents
+from normscope.anatomy.graph import Op, Value, between
 
+T = TypeVar("T")
 _DTYPES = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
@@ -41,9 +43,32 @@ class Replay:
     leaves where it does not depend both on the model's input and on its parameters; else it is zero.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self) -> None:
         self._fixed: dict[Value, Tensor] = {}
+        self._contents = Contents(is_end)
+        self._known: dict[Hashable, Any] = {}
+
+    def once(
+        self, read: Callable[..., T], starts: Sequence[Value], ends: Sequence[Value], *arguments: Hashable
+    ) -> T:
+        """`read(starts, ends, *arguments, self)`, once for all parts of the graph that compute the same.
+
+        Like layers differ in their weights alone, so that one of them is replayed for all. `read` may look at
+        the values between `starts` and `ends`, at their shapes, axes and inputs, and replay them.
+
+        Raises:
+            CannotReplay: `read` raised it here or for a part like this one.
+        """
+        key = (read, arguments, self._contents.of_part(starts, ends))
+        if key not in self._known:
+            try:
+                self._known[key] = read(starts, ends, *arguments, self)
+            except CannotReplay as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, CannotReplay):
+            raise found
+        return found
 
     def run(self, given: Mapping[Value, Tensor], ends: Sequence[Value]) -> list[Tensor]:
         """The values `ends`, with the tensors `given` for others.
@@ -67,11 +92,11 @@ class Replay:
             if here in self._fixed:
                 stack.pop()
                 continue
-            missing = [] if _is_end(here) else [v for v in here.inputs if v not in self._fixed]
+            missing = [] if is_end(here) else [v for v in here.inputs if v not in self._fixed]
             if missing:
                 stack += missing
                 continue
-            self._fixed[here] = self._leaf(here) if _is_end(here) else self._again(here, self._fixed)
+            self._fixed[here] = self._leaf(here) if is_end(here) else self._again(here, self._fixed)
             stack.pop()
         return self._fixed[value]
 
@@ -103,7 +128,7 @@ class Replay:
         return result
 
 
-def _is_end(value: Value) -> bool:
+def is_end(value: Value) -> bool:
     """True for leaves, for values whose content is known, and for those of the input and of parameters."""
     return value.op is None or value.data is not None or (value.live and value.learnt)
 

@@ -1,5 +1,7 @@
 """Name an activation by its values, whatever code computes it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ _ENDS = 6.0
 _WIDER = 8.0
 
 
-def read_activation(starts: list[Value], end: Value, replay: Replay) -> tuple[str, bool] | None:
+def read_activation(starts: Sequence[Value], end: Value, replay: Replay) -> tuple[str, bool] | None:
     """Name of the activation between the hidden maps and the last one, and whether it is gated.
 
     Args:
@@ -26,28 +28,32 @@ def read_activation(starts: list[Value], end: Value, replay: Replay) -> tuple[st
 
     None where it is no function of one number, or of one number times another.
     """
-    generator = torch.Generator().manual_seed(0)
     try:
-        inputs = [torch.rand(s.shape, generator=generator, dtype=torch.float64) + 0.5 for s in starts]
-        found = _sources(starts, end, inputs, replay)
-        if len(found) not in (1, 2):
-            return None
-        if len(found) == 1:
-            return _values(starts, end, found, replay, ones=[]), False
-        linear = [i for i in (0, 1) if _is_linear(starts, end, found, i, replay)]
-        if not linear:
-            return None
-        gate = 1 - linear[0]
-        return _values(starts, end, [found[gate]], replay, ones=[found[linear[0]]]), True
+        return replay.once(_read, starts, [end])
     except CannotReplay:
         return None
+
+
+def _read(starts: Sequence[Value], ends: Sequence[Value], replay: Replay) -> tuple[str, bool] | None:
+    (end,), generator = ends, torch.Generator().manual_seed(0)
+    inputs = [torch.rand(s.shape, generator=generator, dtype=torch.float64) + 0.5 for s in starts]
+    found = _sources(starts, end, inputs, replay)
+    if len(found) not in (1, 2):
+        return None
+    if len(found) == 1:
+        return _values(starts, end, found, replay, ones=[]), False
+    linear = [i for i in (0, 1) if _is_linear(starts, end, found, i, replay)]
+    if not linear:
+        return None
+    gate = 1 - linear[0]
+    return _values(starts, end, [found[gate]], replay, ones=[found[linear[0]]]), True
 
 
 Place = tuple[int, int]
 """Number of the start, and a feature of it."""
 
 
-def _sources(starts: list[Value], end: Value, inputs: list[Tensor], replay: Replay) -> list[Place]:
+def _sources(starts: Sequence[Value], end: Value, inputs: list[Tensor], replay: Replay) -> list[Place]:
     """The features of the starts that the first feature of the end depends on."""
     given = {s: x.requires_grad_() for s, x in zip(starts, inputs, strict=True)}
     (output,) = replay.run(given, [end])
@@ -68,7 +74,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def _apply(
-    starts: list[Value], end: Value, columns: dict[Place, Tensor], replay: Replay
+    starts: Sequence[Value], end: Value, columns: dict[Place, Tensor], replay: Replay
 ) -> tuple[Tensor, Tensor]:
     """The first feature of the end for every token, with `columns` as features of the starts, else zero."""
     given = {}
@@ -83,7 +89,7 @@ def _apply(
     return result, next(iter(columns.values()))[: len(result)]
 
 
-def _grid(starts: list[Value]) -> Tensor:
+def _grid(starts: Sequence[Value]) -> Tensor:
     """Numbers for every token, the whole range also where there are few."""
     tokens = starts[0].numel // starts[0].shape[-1]
     x = torch.linspace(-_ENDS, _ENDS, tokens, dtype=torch.float64) + 0.013
@@ -91,7 +97,7 @@ def _grid(starts: list[Value]) -> Tensor:
     return x
 
 
-def _is_linear(starts: list[Value], end: Value, found: list[Place], which: int, replay: Replay) -> bool:
+def _is_linear(starts: Sequence[Value], end: Value, found: list[Place], which: int, replay: Replay) -> bool:
     """True where the result is proportional to one of the two numbers."""
     grid = _grid(starts)
     other = torch.full_like(grid, 0.7)
@@ -100,7 +106,9 @@ def _is_linear(starts: list[Value], end: Value, found: list[Place], which: int, 
     return bool((y - slope * x).abs().max() <= _TOL * y.abs().max()) and bool(y.any())
 
 
-def _values(starts: list[Value], end: Value, found: list[Place], replay: Replay, ones: list[Place]) -> str:
+def _values(
+    starts: Sequence[Value], end: Value, found: list[Place], replay: Replay, ones: list[Place]
+) -> str:
     grid = _grid(starts)
     columns = dict.fromkeys(found, grid) | dict.fromkeys(ones, torch.ones_like(grid))
     y, x = _apply(starts, end, columns, replay)

@@ -161,15 +161,13 @@ def diff(
         raise UsageError(f"rtol {rtol!r}", "a number between 0 and 1", "1e-9 compares closely, 1e-3 loosely")
     given = _map_of(map)
     options = dict(check) if isinstance(check, Mapping) else {}
-    settings = Settings(seed, batch_size, seq_len, text, device, dtype, options)
+    is_checked = bool(check) or check == {} or (parts is not None and Part.VERDICT in wanted)
+    settings = Settings(seed, batch_size, seq_len, text, device, dtype, options, find_loss=is_checked)
     told = progress or (lambda stage, done, total: None)
     before = time.perf_counter()
     told("loading", 0, len(wanted) + 2)
     with only_once(), opened(a, b, settings, batch) as (side_a, side_b):
-        both_saved = side_a.is_saved and side_b.is_saved
-        is_checked = (
-            bool(check) or check == {} or both_saved or (parts is not None and Part.VERDICT in wanted)
-        )
+        is_checked = is_checked or (side_a.is_saved and side_b.is_saved)
         run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, options, seed, reraise)
         run.cost["loading"] = round(time.perf_counter() - before, 4)
         try:

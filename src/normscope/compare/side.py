@@ -24,6 +24,7 @@ class Settings:
         device: device of models and batches.
         dtype: type of the floating-point tensors, such as "bfloat16"; None keeps the model's own.
         check: options of `normscope.check`, for the verdict part.
+        find_loss: whether a loss is looked for where none is given; only checks need one.
     """
 
     seed: int = 0
@@ -33,11 +34,12 @@ class Settings:
     device: str = "cpu"
     dtype: str | None = None
     check: Mapping[str, Any] = field(default_factory=dict)
+    find_loss: bool = True
 
     def loading(self) -> dict[str, Any]:
         """The arguments of `load`."""
         dtype = None if self.dtype is None else getattr(torch, self.dtype)
-        names = ("seed", "batch_size", "seq_len", "text", "device")
+        names = ("seed", "batch_size", "seq_len", "text", "device", "find_loss")
         return {name: getattr(self, name) for name in names} | {"dtype": dtype}
 
 

@@ -218,4 +218,5 @@ def _made(given: Any, settings: Settings, batch: Any) -> Subject:
         batch_size=settings.batch_size,
         seq_len=settings.seq_len,
         text=settings.text,
+        find_loss=settings.find_loss,
     )

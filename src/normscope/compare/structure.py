@@ -15,6 +15,7 @@ from torch import nn
 
 from normscope.anatomy import Anatomy, named_modules, named_parameters
 from normscope.anatomy.assemble import assemble
+from normscope.anatomy.axes import counted
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Graph, Op, Value
 from normscope.anatomy.inside import entry_scale, inner_norm
@@ -37,6 +38,7 @@ from normscope.compare.roles import (
 )
 from normscope.compare.types import Place
 from normscope.subjects import Subject
+from normscope.subjects.found_loss import TIME_FIRST, fed_time_first
 
 _REPORTED = ("kind", "placement", "norm", "join", "stream_scale", "branch_scale")
 Facts = dict[str, Any]
@@ -54,9 +56,23 @@ def read_for_structure(subject: Subject) -> Anatomy:
     """
     graph = record_forward(subject.model, subject.batch, with_dropouts=True)
     anatomy = assemble(graph)
+    if _mixes_sequences(graph) and TIME_FIRST not in subject.notes and fed_time_first(subject):
+        return read_for_structure(subject)
     _graphs[id(anatomy)] = graph
     weakref.finalize(anatomy, _graphs.pop, id(anatomy), None)
     return anatomy
+
+
+def _mixes_sequences(graph: Graph) -> bool:
+    """Whether all attentions mix the first axis of the input: it is time, not the batch."""
+    found = {
+        a.probabilities
+        for v in graph.values
+        if v.sum is not None
+        for b in v.sum.branches
+        for a in b.attentions
+    }
+    return bool(found) and all(counted(value, [-1]) == {"batch"} for value in found)
 
 
 def structure_of(subject: Subject, anatomy: Anatomy) -> Place:
@@ -78,14 +94,14 @@ class _Reader:
         self.anatomy, self.graph = anatomy, graph
         self.parameters = dict(named_parameters(model, remove_duplicate=False))
         self.modules = dict(named_modules(model))
-        self.replay = Replay(graph)
+        self.replay = Replay()
         self.unread: dict[str, None] = {}
         sums = dict.fromkeys(v.sum for v in graph.values if v.sum is not None)
         branches = [branch for each in sums for branch in each.branches]
         self.found = {(b.sum.value.site, b.output.site): b for b in branches}
         self.at: dict[Site, Value] = {}
         for value in graph.values:
-            if value.op is not None or value.users:
+            if value.op is not None or (value.live and value.users):  # a weight is no place of a stream
                 self.at.setdefault(value.site, value)
         self.tables: set[Value] = {
             v.inputs[0] for v in graph.values if v.base == "embedding" and v.inputs[0].is_weight

@@ -53,6 +53,7 @@ def make_subject(
     seq_len: int = 64,
     text: Path | None = None,
     spec: str | None = None,
+    find_loss: bool = True,
 ) -> Subject:
     """Make a Subject of a bare module; one forward in eval mode checks that module and batch fit together.
 
@@ -67,6 +68,7 @@ def make_subject(
         loss_fn: `loss_fn(output, batch)` → scalar.
         seed, batch_size, seq_len, text: settings of the batches that are made when none is given.
         spec: name of the model; by default its class.
+        find_loss: whether to look for a loss where none is given, which takes up to six more forwards.
 
     Raises:
         UsageError: the forward or the loss fails on the batch, or needs too much memory; or a batch or a loss
@@ -88,6 +90,7 @@ def make_subject(
             seq_len=seq_len,
             text=text,
             spec=spec,
+            find_loss=find_loss,
         )
         subject.run = model
         return subject
@@ -102,11 +105,19 @@ def make_subject(
         portions=Portions(batch_size, seq_len, seed),
         data=gather(text),
         spec=spec or type(model).__name__,
+        find_loss=find_loss,
     )
 
 
 def subject_of(
-    model: nn.Module, batch: Any, loss_fn: LossFn | None, *, portions: Portions, data: Data, spec: str
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFn | None,
+    *,
+    portions: Portions,
+    data: Data,
+    spec: str,
+    find_loss: bool = True,
 ) -> Subject:
     """`make_subject` with data that are already loaded."""
     hf = sys.modules.get("transformers")  # a model of transformers has imported it
@@ -136,7 +147,7 @@ def subject_of(
             required = ", ".join(arguments_of(model).required)
             do = f"let a factory return (module, batch), with the batch ({required})"
             raise AttemptError(error.given, error.expected, do if "," in required else error.do) from error
-    if loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
+    if not find_loss or loss_fn is not None or fake_mode_of(model) is not None or _NOISE in subject.notes:
         return subject
     return with_found_loss(subject)
 

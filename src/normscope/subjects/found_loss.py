@@ -38,7 +38,7 @@ def with_found_loss(subject: Subject) -> Subject:
         if ids.read(subject.batch).shape[axis] < 2:
             return without_loss(subject, "a sequence of one token has no next token")
         if axis == 0 and ids.key is None:
-            subject = _turned(subject)
+            fed_time_first(subject)
         subject.loss_fn = NextToken(ids)
         return subject
     return without_loss(
@@ -84,10 +84,10 @@ def _places_of_ids(subject: Subject) -> list[tuple[Ids, int]]:
     return found
 
 
-def _turned(subject: Subject) -> Subject:
-    """Feed normscope's ids as (T, B), to a model that expects time first."""
-    if subject.unigram_entropy is None:  # the batch is the user's: keep it
-        return subject
+def fed_time_first(subject: Subject) -> bool:
+    """Feed normscope's ids as (T, B), to a model that expects time first; False for a user's batch."""
+    if subject.unigram_entropy is None or not isinstance(subject.batch, Tensor):
+        return False
 
     def transposed(batch: Batch) -> Tensor:
         assert isinstance(batch, Tensor)
@@ -95,7 +95,7 @@ def _turned(subject: Subject) -> Subject:
 
     subject.batches, subject.batch = mapped(transposed, subject.batches), transposed(subject.batch)
     subject.notes = (*subject.notes, TIME_FIRST)
-    return subject
+    return True
 
 
 def without_loss(subject: Subject, why: str) -> Subject:

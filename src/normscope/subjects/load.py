@@ -40,6 +40,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     fake: bool = False,
+    find_loss: bool = True,
 ) -> Subject:
     """Build the model of `spec` and its batches, and run one forward to check that they fit together.
 
@@ -61,6 +62,7 @@ def load(
         dtype: type of the model's floating-point tensors; None keeps the model's own.
         fake: build from fake tensors, which have shapes but no values, so that a model of any size can be
             read. Run its forwards inside `fake_mode_of(model)`.
+        find_loss: whether to look for a loss where a factory gives none; see `make_subject`.
 
     Raises:
         UsageError: an argument, the model or the data cannot be used.
@@ -76,7 +78,7 @@ def load(
         elif parsed.kind == "nn":
             subject = load_ours(parsed, portions, data, place, dtype, fake)
         else:
-            subject = _load_python(parsed, portions, data, place, dtype)
+            subject = _load_python(parsed, portions, data, place, dtype, find_loss)
     if validation and subject.validation is None:
         subject.notes = (
             *subject.notes,
@@ -100,7 +102,12 @@ def load_to_read(spec: str, *, batch_size: int = 1, **options: Any) -> Subject:
 
 
 def _load_python(
-    spec: Spec, portions: Portions, data: Data, device: torch.device, dtype: torch.dtype | None
+    spec: Spec,
+    portions: Portions,
+    data: Data,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    find_loss: bool,
 ) -> Subject:
     given = f'model "{spec.text}"'
     with memory_refusals(given):
@@ -110,7 +117,9 @@ def _load_python(
         moved(model, device, dtype)
         if run is not None:
             run.states_follow()
-    subject = subject_of(model, batch, loss_fn, portions=portions, data=data, spec=spec.text)
+    subject = subject_of(
+        model, batch, loss_fn, portions=portions, data=data, spec=spec.text, find_loss=find_loss
+    )
     subject.run = run
     return subject
 
