@@ -80,6 +80,40 @@ def postponed(tell: Callable[[], None]) -> Iterator[None]:
             previous(signal.SIGINT, None)
 
 
+class Ended(SystemExit):
+    """SIGTERM or SIGHUP in `ending_in_order`; `code` is the exit status that shells give these."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number).name
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise `Ended`, so that processes and folders of ours go first.
+
+    A handler that is not the default one is kept, so a nested block changes nothing.
+    """
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    taken = [n for n in numbers if _in_main_thread() and signal.getsignal(n) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in (*taken, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise Ended(number)
+
+    of_interrupt = signal.getsignal(signal.SIGINT)
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        if taken and of_interrupt is not None:
+            signal.signal(signal.SIGINT, of_interrupt)
+
+
 def _interrupt_soon() -> None:
     time.sleep(_PAUSE)
     main = threading.main_thread().ident

@@ -1,5 +1,6 @@
 """Schemes of the catalogue that are recognised by their own dataflow or by the whole stack."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,31 @@ class DyT(nn.Module):
         return self.squash(x) * self.weight + self.bias
 
 
+class SeeDNorm(nn.Module):
+    """[tanh(x·βᵀ)·α + γ] ⊙ x/RMS(x), as the paper writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha, self.gamma = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.ones(WIDTH))
+        self.beta = nn.Parameter(torch.zeros(1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dynamic = torch.tanh(x @ self.beta.T) * self.alpha
+        return (dynamic + self.gamma) * (x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+class BHyT(nn.Module):
+    """γ·tanh(λ/(κ RMS)·x), with the factor first, as the authors' code has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lam, self.weight = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.lam * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + 1e-6) * 0.1
+        return self.weight * torch.tanh(alpha * x).to(x.dtype)
+
+
 class SigmaLinear(nn.Linear):
     """Ŵ = (γ/σ)·W with σ = uᵀWv."""
 
@@ -208,6 +234,37 @@ class MeanHyperConnections(HyperConnections):
         return self.mixing[i].mT @ h + self.write[i, :, None] * f(z)[..., None, :]
 
 
+class PermutedConnections(HyperConnections):
+    """mHC-lite: the mixing matrix is a convex combination of all n! permutation matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        orders = torch.tensor(list(itertools.permutations(range(self.n))))
+        self.register_buffer("permutations", torch.eye(self.n)[orders])
+        self.coefficients = nn.ModuleList(nn.Linear(self.n * WIDTH, len(orders)) for _ in range(4))
+
+    def mix(self, i: int, h: Tensor) -> Tensor:
+        share = torch.softmax(self.coefficients[i](F.rms_norm(h.flatten(-2), (self.n * WIDTH,))), dim=-1)
+        return torch.einsum("btr,rij->btij", share, self.permutations)
+
+    def connect(self, i: int, h: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        z = (self.read[i].sigmoid()[..., None] * h).sum(-2)
+        return self.mix(i, h) @ h + 2 * self.write[i].sigmoid()[..., None] * f(z)[..., None, :]
+
+
+class KroneckerConnections(PermutedConnections):
+    """KromHC: the mixing matrix is a Kronecker product of 2 × 2 matrices."""
+
+    n = 4
+
+    def mix(self, i: int, h: Tensor) -> Tensor:
+        logits = self.coefficients[i](F.rms_norm(h.flatten(-2), (self.n * WIDTH,)))[..., :4]
+        p = torch.softmax(logits.view(*h.shape[:2], 2, 2), dim=-1)[..., 0]
+        factors = torch.stack([torch.stack([p, 1 - p], -1), torch.stack([1 - p, p], -1)], dim=-2)
+        product = factors[..., 0, :, :][..., :, None, :, None] * factors[..., 1, :, :][..., None, :, None, :]
+        return product.reshape(*h.shape[:2], 4, 4)
+
+
 class GTrXL(Block):
     """A GRU of the stream and relu(F(N x))."""
 
@@ -290,6 +347,8 @@ NAMED: dict[str, tuple[Callable[[], nn.Module], StackReading | None, str | None]
         reading("A.pre F.pre", norm="derf"),
         "derf",
     ),
+    "seednorm": (lambda: with_norm(Block, SeeDNorm), reading("A.pre F.pre", norm="seednorm"), "seednorm"),
+    "bhyt": (lambda: with_norm(Block, BHyT), reading("A.pre F.pre", norm="bhyt"), "bhyt"),
     "scalenorm": (lambda: with_norm(Block, ScaleNorm), reading("A.pre F.pre", norm="l2norm"), "scalenorm"),
     "sigma-reparam": (lambda: tower(sigma_reparam), reading("A.post F.post", final=False), "sigma-reparam"),
     "siamesenorm": (Siamese, None, "siamesenorm"),
@@ -307,6 +366,16 @@ NAMED: dict[str, tuple[Callable[[], nn.Module], StackReading | None, str | None]
         MeanHyperConnections,
         reading("A.pre F.pre", **(LEARNT | {"join": "streams"})),
         "hyper-connections",
+    ),
+    "mhc-lite": (
+        PermutedConnections,
+        reading("A.pre F.pre", **(LEARNT | {"join": "streams"})),
+        "mhc-lite",
+    ),
+    "kromhc": (
+        KroneckerConnections,
+        reading("A.pre F.pre", **(LEARNT | {"join": "streams"})),
+        "kromhc",
     ),
     "gtrxl": (lambda: pre_tower(GTrXL), reading("A.pre F.pre", **(LEARNT | {"join": "gate"})), "gtrxl"),
     "highway-name": (

@@ -171,6 +171,29 @@ def test_a_norm_on_q_and_k_alone_is_no_scheme(qk_norm: str) -> None:
     }
 
 
+@pytest.mark.parametrize("model", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value_residual": "half"},
+        {"value_residual": "learnt", "kv_heads": 1, "positions": "rotary"},
+        {"attention_gate": "head"},
+        {"attention_gate": "element"},
+    ],
+)
+def test_options_of_attention_do_not_change_the_reading(model: str, options: dict[str, Any]) -> None:
+    """The values of block 1 make no cross-attention, and a gate's map has a role of its own."""
+    anatomy, plain = read(model, "pre", 3, **options), read(model, "pre", 3)
+
+    assert names(anatomy) == {"pre"}
+    assert not anatomy.unread
+    assert [b.kind for b in anatomy.branches] == [b.kind for b in plain.branches]
+    gate = {"gate"} if "attention_gate" in options else set()
+    for branch in anatomy.branches:
+        if branch.kind != "feed-forward":
+            assert {role for p in branch.projections for role in p.roles} == set("qkvo") | gate
+
+
 @pytest.mark.parametrize("norm", ["rmsnorm", "rmsnorm-plus-one", "layernorm"])
 def test_the_kind_of_norm_does_not_change_the_name(norm: str) -> None:
     for name in ("pre", "post", "keel", "hybridnorm", "siamesenorm", "hyper-connections"):

@@ -29,6 +29,7 @@ from normscope.claims import (
     Sentence,
     Setup,
     Verdict,
+    catalogue,
     chosen,
     in_order,
     judge,
@@ -38,13 +39,13 @@ from normscope.claims import (
 from normscope.claims import cache as cache_module
 from normscope.claims import runs as runs_module
 from normscope.claims.cache import Cache, own_code
+from normscope.claims.catalogue import CATALOGUE, SCHEMES
 from normscope.claims.judge import interval
 from normscope.claims.result import ClaimResult as Outcome
 from normscope.claims.training import Setting
 from normscope.claims.worker import Worker
 from normscope.errors import UsageError
 from normscope.maps import Cell, Result
-from normscope.nn import SCHEMES
 
 HOLDS, CONDITION, REFUTED, UNDECIDED, NONE = Verdict
 TWO = Setup(seeds=(0, 1))
@@ -538,3 +539,8 @@ def test_a_part_may_have_a_population_of_its_own() -> None:
         "hundred": "schemes",
     }
     assert {each.of for each in CLAIMS["A2"].sentences.values()} == {"norms of real models at their start"}
+
+
+def test_schemes_added_since_the_claims_were_measured_are_of_the_catalogue() -> None:
+    assert set(CATALOGUE) >= catalogue.LATER
+    assert set(SCHEMES) | catalogue.LATER == set(CATALOGUE)

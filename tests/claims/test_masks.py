@@ -4,7 +4,7 @@ import pytest
 
 from normscope.claims import CLAIMS, Setup, Verdict, masks, measure_claim
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
-from normscope.nn import SCHEMES
+from normscope.claims.catalogue import SCHEMES
 
 
 def test_no_scheme_leaks_and_batch_norm_does_in_train_mode() -> None:

@@ -163,7 +163,10 @@ def test_ctrl_c_shows_what_was_compared_so_far(
     assert err == "normscope: interrupted; what was compared so far is shown\n"
 
 
-def test_ctrl_c_ends_the_processes_and_removes_the_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_processes_and_removes_the_files(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     folder = repository(tmp_path / "code")
     (folder / "slow.py").write_text(
         "import time\n\n\ndef build():\n    print('in the factory', flush=True)\n    time.sleep(60)\n"
@@ -187,9 +190,12 @@ def test_ctrl_c_ends_the_processes_and_removes_the_files(tmp_path: Path) -> None
     assert process.stderr is not None
     assert "in the factory" in process.stderr.readline()
     assert list(temporary.glob("normscope-git-*"))
-    os.killpg(process.pid, signal.SIGINT)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "Traceback" not in err
     assert not list(temporary.glob("normscope-git-*"))
     deadline = time.monotonic() + 10

@@ -29,7 +29,8 @@ def test_a_cut_gradient_is_named(base: str, detach: str, words: str, only: int |
     assert (read if detach == "branch" else words) in found[0].message
     assert found[0].a == "flows"
     assert found[0].b == "cut"
-    last = "blocks.1.attn" if detach == "k" else "blocks.1.mlp"
+    is_shared = base == "phi" and detach == "skip"  # parallel branches have one skip connection
+    last = "blocks.1.attn" if detach == "k" or is_shared else "blocks.1.mlp"
     assert found[0].sites[0][1] == last
     if detach == "k" and only is None:
         assert [site for _, site in found[0].sites] == ["blocks.1.attn", "blocks.0.attn"]

@@ -56,8 +56,17 @@ def searched(a: Side, b: Side) -> Search:
 def worst_gradient(result: Search) -> float:
     """Largest relative difference of the gradients in the streams of both sides, all undone."""
     a = {step.key: step.gradient for step in result.steps_a}  # type: ignore[attr-defined]
-    pairs = [(a.get(s.key), s.gradient) for s in result.steps if s.key[3] in ("entry", "embedding")]
+    names = ("entry", "embedding")
+    pairs = [
+        (a.get(s.key), s.gradient)
+        for s in result.steps
+        if s.key[3] in names and not (s.key[2] > 0 and "parallel" in names_of(result))
+    ]
     return max(distance(x, y) for x, y in pairs if x is not None and y is not None)
+
+
+def names_of(result: Search) -> set[str]:
+    return {each.reason.name for each in result.found}
 
 
 def names(result: Search) -> list[str]:
@@ -114,6 +123,14 @@ PLANTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"eps": 1e-3, "base": 500.0}, ["norm-eps", "rotary-base", "final-norm-eps"]),
     ("gpt", {"activation": "relu", "scale": 0.1, "only": 1}, ["attention-scale", "activation"]),
     ("bert", {"branch_scale": 0.5, "activation": "silu"}, ["branch-scale", "activation"]),
+    ("gpt llama", {"parallel": True}, ["parallel"]),
+    ("phi", {"parallel": False}, ["parallel"]),
+    ("gpt", {"parallel": True, "activation": "relu", "only": 1}, ["parallel", "activation"]),
+    ("phi", {"activation": "relu"}, ["activation"]),
+    ("phi", {"scale": 0.1, "only": 1}, ["attention-scale"]),
+    ("phi", {"o_bias": False}, ["bias"]),
+    ("phi", {"branch_scale": 0.5}, ["branch-scale"]),
+    ("phi", {"eps": 1e-3, "activation": "silu"}, ["norm-eps", "activation", "final-norm-eps"]),
 ]
 CASES = [(base, changes, wanted) for bases, changes, wanted in PLANTS for base in bases.split()]
 

@@ -52,6 +52,7 @@ class Options:
     branch_scale: float = 1.0
     stream_scale: float = 1.0
     residual: str = "stream"
+    parallel: bool = False
     dropout: float = 0.0
     output_scale: float = 1.0
     output_cap: float | None = None
@@ -209,8 +210,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outer = (self.norm3, self.norm4) if self.o.placement == "peri" else (None, None)
+        if self.o.parallel:
+            return self.parallel(x)
         x = self.join(x, self.attn, self.norm1, outer[0])
         return self.join(x, self.mlp, self.norm2, outer[1])
+
+    def parallel(self, x: Tensor) -> Tensor:
+        o = self.o
+        y, z = self.norm1(x), self.norm2(x)
+        if o.detach == "branch":
+            y, z = y.detach(), z.detach()
+        y = self.attn(y) * o.branch_scale
+        if o.dropout:
+            y = F.dropout(y, o.dropout, training=True)
+        return (x.detach() if o.detach == "skip" else x) + y + self.mlp(z)
 
     def join(self, x: Tensor, branch: nn.Module, norm: nn.Module, outer: nn.Module | None) -> Tensor:
         o = self.o
@@ -275,7 +288,8 @@ LLAMA = Options(
     o_bias=False,
 )
 BERT = Options(style="einsum", causal=False, placement="post", final_norm=False, eps=1e-12)
-BASES = {"gpt": GPT, "llama": LLAMA, "bert": BERT}
+PHI = replace(GPT, parallel=True)
+BASES = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "phi": PHI}
 
 
 def tiny(o: Options, changes: dict[str, Any] | None = None, seed: int = 0) -> Tiny:

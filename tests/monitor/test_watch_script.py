@@ -269,7 +269,7 @@ from normscope.train.distributed import leave
 leave(together=True)
 """
     (tmp_path / "train.py").write_text(ending)
-    done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py", *options)
+    done = watched(tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", *options)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "normscope-run.db"
     assert files(tmp_path) == {"train.py", "normscope-run.db"}
@@ -315,7 +315,7 @@ leave(together=True)
 @pytest.mark.parametrize("options", [[], ["--orig"]], ids=["flat", "orig"])
 def test_fsdp1_is_watched_or_said_not_to_be(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FSDP1)
-    done = watched(tmp_path, "torchrun", "--nproc-per-node", "2", "train.py", *options)
+    done = watched(tmp_path, "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", *options)
     assert done.returncode == 0, done.stderr
     if options:
         assert "normscope: not watched: FSDP1 with use_orig_params=True" in done.stderr

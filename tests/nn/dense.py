@@ -28,6 +28,12 @@ def norm(module: nn.Module, x: Tensor) -> Tensor:
         return torch.tanh(module.scale * x) * module.weight + module.bias
     if name == "Derf":
         return torch.erf(module.scale * x + module.shift) * module.weight + module.bias
+    if name in ("SeeDNorm", "BHyT"):
+        normed = x / (x.square().mean(-1, keepdim=True) + module.eps).sqrt()
+        if name == "BHyT":
+            return module.weight * torch.tanh(module.scale * normed / 10)
+        amount = torch.tanh((x * module.direction).sum(-1, keepdim=True))
+        return (module.weight + module.scale * amount) * normed
     raise NotImplementedError(name)
 
 
@@ -41,8 +47,13 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     return y if module.bias is None else y + module.bias
 
 
-def attention(module: nn.Module, x_BTD: Tensor, *, causal: bool = True) -> Tensor:
-    """Causal attention row by row: each query sees the keys up to its own position."""
+def attention(
+    module: nn.Module, x_BTD: Tensor, *, causal: bool = True, first: Tensor | None = None
+) -> Tensor:
+    """Causal attention row by row: each query sees the keys up to its own position.
+
+    `first`: values (B, T, H, K) of block 1, for a value residual.
+    """
     batch, tokens, _ = x_BTD.shape
     q, k, v = (linear(m, x_BTD) for m in (module.q, module.k, module.v))
     if module.qk_norm == "full":
@@ -51,6 +62,9 @@ def attention(module: nn.Module, x_BTD: Tensor, *, causal: bool = True) -> Tenso
     if module.qk_norm == "head":
         q, k = norm(module.q_norm, q), norm(module.k_norm, k)
     v = norm(module.v_norm, v)
+    if first is not None:
+        share = 0.5 if module.value_mix is None else module.value_mix
+        v = (1 - share) * v + share * first
     scale = torch.full((module.heads,), module.head_width**-0.5, dtype=x_BTD.dtype)
     if module.qk_norm == "cosine":
         q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
@@ -68,6 +82,8 @@ def attention(module: nn.Module, x_BTD: Tensor, *, causal: bool = True) -> Tenso
                 y[b, t, h] = weights @ v[b, :seen, h]
     if getattr(module, "head_gain", None) is not None:
         y = y * module.head_gain.flatten()[:, None]
+    if module.output_gate is not None:
+        y = y / (1 + torch.exp(-linear(module.output_gate, x_BTD).unflatten(-1, (module.heads, -1))))
     return linear(module.o, norm(module.inner_norm, y.flatten(2)))
 
 

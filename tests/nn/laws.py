@@ -53,9 +53,9 @@ def padding_changes_nothing(name: str, kind: str, left: bool, **options: Any) ->
     torch.testing.assert_close(masked, model(ids).logits, rtol=1e-10, atol=1e-10)
 
 
-def survives_its_state_dict(name: str) -> None:
+def survives_its_state_dict(name: str, **options: Any) -> None:
     """A model with other initial weights gives the same after loading the weights; so does a deep copy."""
-    model, other = unsettled(name), unsettled(name)
+    model, other = unsettled(name, **options), unsettled(name, **options)
     ids = ids_of()
     logits = model(ids).logits
     assert not torch.equal(other(ids).logits, logits)
@@ -64,9 +64,9 @@ def survives_its_state_dict(name: str) -> None:
     assert torch.equal(copy.deepcopy(model)(ids).logits, logits)
 
 
-def runs_in_half_precision(name: str, dtype: torch.dtype) -> None:
+def runs_in_half_precision(name: str, dtype: torch.dtype, **options: Any) -> None:
     """Forward and backward are finite, and close to those in float32."""
-    model = build("decoder", scheme=name, **SMALL).train()
+    model = build("decoder", scheme=name, **SMALL, **options).train()
     half = copy.deepcopy(model).to(dtype)
     ids, labels = ids_of(), LABELS["labels"]
     wide, output = model(ids, labels), half(ids, labels)
@@ -78,10 +78,10 @@ def runs_in_half_precision(name: str, dtype: torch.dtype) -> None:
     assert (output.logits.float() - wide.logits).abs().mean().item() < tolerance * spread
 
 
-def compiles_whole(name: str, backend: str, rtol: float = 1e-9) -> None:
+def compiles_whole(name: str, backend: str, rtol: float = 1e-9, **options: Any) -> None:
     """One graph, the same loss and gradients."""
     torch._dynamo.reset()
-    model = unsettled(name, depth=2).train()
+    model = unsettled(name, depth=2, **options).train()
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, fullgraph=True, backend=backend)
     ids, labels = ids_of(), LABELS["labels"]

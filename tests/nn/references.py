@@ -4,6 +4,7 @@ x is the embedding's output, l the block from 1, L their number, F a branch, N a
 slots; `entry` and `final` are the stack's norms at its ends.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def _post(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
     return x
 
 
-@reference("pre", "gpt2", "sub-ln", "dyt", "derf", "scalenorm", "sigma-reparam")
+@reference("pre", "gpt2", "sub-ln", "dyt", "derf", "seednorm", "bhyt", "scalenorm", "sigma-reparam")
 def _pre(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
     for s in subs:
         x = x + s.F(s.n_in(x))
@@ -248,20 +249,58 @@ def _hyper_connections(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Te
     return final(sum(h))
 
 
-@reference("mhc")
-def _mhc(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+def _manifold(subs: list[Sub], x: Tensor, mixing: Map) -> Tensor:
+    """The last state of mHC and its kin, (B, T, 4, D); `mixing` makes R of its logits."""
     h = torch.stack([x] * 4, dim=-2)
     for s in subs:
+        j = s.join
         flat = h.flatten(-2) / (h.square().mean((-2, -1)) + 1e-6).sqrt()[..., None]
-        scale = s.join.scales.repeat_interleave(torch.tensor([4, 4, 16]))
-        p, q, m = (scale * (flat @ s.join.weights.weight.T) + s.join.weights.bias).split((4, 4, 16), dim=-1)
+        flat = flat if j.gain is None else flat * (1 + j.gain)
+        sizes = (4, 4, len(j.weights.bias) - 8)
+        scale = j.scales.repeat_interleave(torch.tensor(sizes))
+        p, q, m = (scale * (flat @ j.weights.weight.T) + j.weights.bias).split(sizes, dim=-1)
+        f = s.F(s.n_in((torch.sigmoid(p)[..., None] * h).sum(-2)))
+        h = mixing(m) @ h + 2 * torch.sigmoid(q)[..., None] * f[..., None, :]
+    return h
+
+
+@reference("mhc")
+def _mhc(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    def mixing(m: Tensor) -> Tensor:
         m = torch.exp(m).unflatten(-1, (4, 4))
         for _ in range(20):
             m = m / m.sum(-2, keepdim=True)
             m = m / m.sum(-1, keepdim=True)
-        f = s.F(s.n_in((torch.sigmoid(p)[..., None] * h).sum(-2)))
-        h = m @ h + 2 * torch.sigmoid(q)[..., None] * f[..., None, :]
-    return final(h.mean(-2))
+        return m
+
+    return final(_manifold(subs, x, mixing).mean(-2))
+
+
+@reference("mhc-lite")
+def _mhc_lite(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    def mixing(m: Tensor) -> Tensor:
+        share = torch.exp(m) / torch.exp(m).sum(-1, keepdim=True)
+        mixed = m.new_zeros(*m.shape[:-1], 4, 4)
+        for r, order in enumerate(itertools.permutations(range(4))):
+            for i, j in enumerate(order):
+                mixed[..., i, j] += share[..., r]
+        return mixed
+
+    return final(_manifold(subs, x, mixing).sum(-2))
+
+
+@reference("kromhc")
+def _kromhc(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    def mixing(m: Tensor) -> Tensor:
+        p, q = (torch.sigmoid(m[..., k] - m[..., k + 1]) for k in (0, 2))
+        first, second = ([[s, 1 - s], [1 - s, s]] for s in (p, q))
+        rows = [
+            torch.stack([first[i // 2][j // 2] * second[i % 2][j % 2] for j in range(4)], -1)
+            for i in range(4)
+        ]
+        return torch.stack(rows, -2)
+
+    return final(_manifold(subs, x, mixing).sum(-2))
 
 
 @reference("ngpt")

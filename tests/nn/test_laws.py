@@ -1,5 +1,7 @@
 """Laws for all schemes; `laws.py` defines them."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +67,20 @@ def test_compiled_as_one_graph(name: str) -> None:
 def test_every_kind_of_join_is_compiled_with_the_backward() -> None:
     kinds = {SCHEMES[name].join.kind for name in WITH_BACKWARD}
     assert kinds == {scheme.join.kind for scheme in SCHEMES.values()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"value_residual": "half"}, {"value_residual": "learnt"}, {"attention_gate": "head"}, {"z_loss": 0.1}],
+    ids=lambda options: "-".join(map(str, options.items())),
+)
+@pytest.mark.parametrize("name", ["pre", "siamesenorm"])
+def test_options_obey_the_laws_too(name: str, options: dict[str, Any]) -> None:
+    never_leaks(name, 5, 2, **options)
+    padding_changes_nothing(name, "encoder", True, positions="rotary", **options)
+    survives_its_state_dict(name, **options)
+    runs_in_half_precision(name, torch.bfloat16, **options)
+    compiles_whole(name, "aot_eager", **options)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from normscope.nn import (
     scheme_named,
 )
 from normscope.nn.embedding import rotate, rotation
+from normscope.nn.output import z_loss
 
 SMALL = {"depth": 3, "width": 16, "heads": 2, "vocab": 11, "context": 32}
 names = pytest.mark.parametrize("name", ["deepnorm", "peri", "post", "pre", "pre-no-final", "res-post"])
@@ -96,6 +97,35 @@ def test_the_loss_counts_labelled_positions_alone() -> None:
     logs = output.logits.log_softmax(-1)
     expected = -(logs[0, 3, 4] + logs[1, 7, 9]) / 2
     torch.testing.assert_close(output.loss, expected)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder", "vision"])
+def test_z_loss_is_the_mean_of_log_z_squared_in_train_mode_alone(kind: str) -> None:
+    vision = kind == "vision"
+    options = {"width": 16, "image": 8, "classes": 5} if vision else SMALL
+    model = build(kind, z_loss=0.3, **options).double()
+    batch = torch.randn(2, 3, 8, 8, dtype=torch.float64) if vision else torch.randint(11, (2, 9))
+    labels = torch.tensor([4, 0]) if vision else torch.full((2, 9), -100)
+    if not vision:
+        labels[0, 3], labels[1, 7] = 4, 9
+    output, plain = model.train()(batch, labels), model.eval()(batch, labels)
+    log_z = output.logits.exp().sum(-1).log()
+    counted = log_z if vision else torch.stack([log_z[0, 3], log_z[1, 7]])
+    torch.testing.assert_close(output.loss, plain.loss + 0.3 * (counted**2).mean(), rtol=1e-12, atol=0)
+
+
+def test_z_loss_pulls_the_logits_to_a_sum_of_one() -> None:
+    """Cross-entropy does not see a constant added to all logits; z-loss does, and its gradient leads to 0."""
+    logits = torch.full((1, 11), 3.0, dtype=torch.float64, requires_grad=True)
+    z_loss(logits, torch.tensor([2])).backward()
+    log_z = 3 + math.log(11)
+    torch.testing.assert_close(logits.grad, torch.full((1, 11), 2 * log_z / 11, dtype=torch.float64))
+
+
+def test_z_loss_of_half_precision_is_computed_in_float32() -> None:
+    logits = (20 + torch.randn(4, 300)).bfloat16()
+    expected = z_loss(logits.double(), torch.zeros(4, dtype=torch.long))
+    assert float(z_loss(logits, torch.zeros(4, dtype=torch.long))) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_the_feed_forward() -> None:

@@ -61,6 +61,12 @@ def _reference(kind: str, norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
                 "unit": lambda v=v, length=length: v / length,
                 "dyt": lambda v=v: gain * torch.tanh(norm.scale * v) + shift,
                 "derf": lambda v=v: gain * torch.erf(norm.scale * v + norm.shift) + shift,
+                "seednorm": lambda v=v, square=square: (
+                    (gain + norm.scale * torch.tanh((norm.direction * v).sum())) * v / (square + EPS).sqrt()
+                ),
+                "bhyt": lambda v=v, square=square: (
+                    gain * torch.tanh(norm.scale * v / (10 * (square + EPS).sqrt()))
+                ),
                 "none": lambda v=v: v,
             }[kind]()
     return out
@@ -124,6 +130,9 @@ def test_starts() -> None:
     assert NORMS["scalenorm"](64, 1e-5).weight.item() == 8.0
     for kind in ("dyt", "derf"):
         assert NORMS[kind](64, 1e-5).scale.item() == 0.5
+    assert NORMS["bhyt"](64, 1e-5).scale.item() == 2.0
+    x = torch.randn(3, 64)
+    assert torch.equal(NORMS["seednorm"](64, 1e-5)(x), NORMS["rmsnorm"](64, 1e-5)(x))
     assert not any(NORMS["unit"](64, 1e-5).parameters())
 
 

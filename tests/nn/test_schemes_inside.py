@@ -37,6 +37,8 @@ INSIDES = [
     Inside(qk_norm="head", v_norm=True),
     Inside(before_o=True),
     Inside(head_gain=True),
+    Inside(attention_gate="head"),
+    Inside(attention_gate="element"),
     Inside(linear="sigma"),
 ]
 
@@ -49,6 +51,67 @@ def test_attention_with_insides_against_loops(inside: Inside, causal: bool) -> N
     torch.testing.assert_close(
         attention(x), dense.attention(attention, x, causal=causal), rtol=1e-9, atol=1e-9
     )
+
+
+def test_a_gate_of_each_feature_is_not_one_of_each_head() -> None:
+    head, element = (
+        Attention(12, 3, causal=True, inside=Inside(attention_gate=gate)).output_gate
+        for gate in ("head", "element")
+    )
+    assert (head.out_features, element.out_features) == (3, 12)
+
+
+# Value residual
+
+
+def _with_value_residual(kind: Any, **options: Any) -> Any:
+    config = {"value_residual": kind, **SMALL, **options}
+    return _shaken(build("decoder", scheme="pre", **config)).eval()
+
+
+@pytest.mark.parametrize("kind", ["half", "learnt"])
+def test_values_of_block_1_are_part_of_later_ones(kind: Any) -> None:
+    """ResFormer's loops: v of block l ≥ 2 is ½v + ½v₁, or (1 − λ)v + λv₁."""
+    model = _with_value_residual(kind)
+    ids = torch.randint(11, (1, 4))
+    x = model.embedding(ids, torch.arange(4)[None])
+    first = None
+    for block in model.blocks:
+        residuals, branch = (block.attention_residual, block.feed_forward_residual), block.attention
+        normed = dense.norm(residuals[0].norms["branch_in"], x)
+        x = x + dense.attention(branch, normed, first=first)
+        if first is None:
+            first = dense.linear(branch.v, normed).unflatten(-1, (branch.heads, -1))
+        x = x + dense.feed_forward(block.feed_forward, dense.norm(residuals[1].norms["branch_in"], x))
+    logits = model.head(dense.norm(model.final_norm, x))
+    torch.testing.assert_close(model(ids).logits, logits, rtol=1e-9, atol=1e-9)
+
+
+def test_a_learnt_value_residual_starts_at_one_half_in_later_blocks() -> None:
+    half, learnt = (build("decoder", value_residual=kind, **SMALL) for kind in ("half", "learnt"))
+    mixes = [block.attention.value_mix for block in learnt.blocks]
+    assert mixes[0] is None
+    assert all(torch.equal(mix, torch.tensor([0.5])) for mix in mixes[1:])
+    learnt.load_state_dict(half.state_dict(), strict=False)
+    ids = torch.randint(11, (2, 5))
+    assert torch.equal(learnt(ids).logits, half(ids).logits)
+
+
+@pytest.mark.parametrize("options", [{"value_residual": "learnt"}, {"attention_gate": "head"}])
+@pytest.mark.parametrize("model_kind", ["decoder", "encoder-decoder"])
+def test_options_of_attention_train_under_checkpointing_as_without(
+    model_kind: str, options: dict[str, Any]
+) -> None:
+    ids, labels = torch.randint(11, (2, 5)), torch.randint(11, (2, 5))
+    found = []
+    for checkpoint in (False, True):
+        torch.manual_seed(1)
+        model = build(model_kind, **SMALL, **options, checkpoint=checkpoint).double().train()
+        loss = model(ids, labels).loss
+        loss.backward()
+        found.append([loss, *(p.grad for p in model.parameters())])
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(plain, again, rtol=1e-12, atol=1e-14)
 
 
 def test_a_temperature_is_at_most_100() -> None:
@@ -92,7 +155,15 @@ def test_shared_keys_are_repeated_keys(kind: Any) -> None:
 @pytest.mark.parametrize("scheme", ["ngpt", "swin-v2", "olmo2", "hybridnorm", "sub-ln", "normformer"])
 @pytest.mark.parametrize("positions", ["learnt", "rotary"])
 def test_token_by_token_is_all_at_once(scheme: str, positions: str) -> None:
-    model = _shaken(build("decoder", scheme=scheme, positions=positions, **SMALL)).eval()
+    _assert_written_as_read(_shaken(build("decoder", scheme=scheme, positions=positions, **SMALL)).eval())
+
+
+@pytest.mark.parametrize("options", [{"value_residual": "half"}, {"attention_gate": "element"}])
+def test_options_of_attention_are_the_same_token_by_token(options: dict[str, Any]) -> None:
+    _assert_written_as_read(_shaken(build("decoder", **SMALL, **options)).eval())
+
+
+def _assert_written_as_read(model: Any) -> None:
     prompt = torch.randint(11, (2, 4))
     written = model.generate(prompt, 3, temperature=0)
     for length in range(4, 7):

@@ -32,13 +32,13 @@ from normscope.nn.block import sublayer_places
 from normscope.nn.joins import Site
 from normscope.nn.schemes.admin import AdminSum
 from normscope.nn.schemes.fixup import num_branches, t_fixup_gain
-from normscope.nn.schemes.hyper_connections import sinkhorn
+from normscope.nn.schemes.hyper_connections import KroneckerFactors, Mixing, Permutations, sinkhorn
 
 WIDTH = 6
 SMALL = {"width": 16, "heads": 2, "vocab": 11, "context": 16}
 STREAMS = [
     *("admin", "rezero", "skipinit", "fixup", "layerscale", "residual-dual", "b2t", "gpas"),
-    *("siamesenorm", "parallel", "gtrxl", "highway", "hyper-connections", "mhc"),
+    *("siamesenorm", "parallel", "gtrxl", "highway", "hyper-connections", "mhc", "mhc-lite", "kromhc"),
 ]
 names = pytest.mark.parametrize("name", STREAMS)
 
@@ -150,7 +150,8 @@ def test_a_block_with_closed_branches_is_the_identity(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["residual-dual", "siamesenorm", "b2t", "parallel", "hyper-connections", "mhc"]
+    "name",
+    ["residual-dual", "siamesenorm", "b2t", "parallel", "hyper-connections", "mhc", "mhc-lite", "kromhc"],
 )
 def test_one_stream_is_not_taken_for_several(name: str) -> None:
     """Else a batch of two would unpack into sequences, and four tokens would pass as four streams."""
@@ -216,6 +217,28 @@ def test_sinkhorn_is_doubly_stochastic() -> None:
     torch.testing.assert_close(mixed.sum(-1), torch.ones(5, 3, 4, dtype=torch.float64), rtol=1e-14, atol=0)
     torch.testing.assert_close(mixed.sum(-2), torch.ones(5, 3, 4, dtype=torch.float64), rtol=1e-4, atol=0)
     assert (sinkhorn(torch.randn(4, 4) * 3, 1).sum(0) - 1).abs().max() > 1e-3  # one step is not enough
+
+
+@pytest.mark.parametrize("mixing", [Permutations(4), KroneckerFactors(4), KroneckerFactors(8)])
+def test_mixing_by_construction_is_doubly_stochastic_and_starts_near_the_identity(mixing: Mixing) -> None:
+    start = mixing.identity().double()
+    mixed = mixing(3 * torch.randn(5, 3, len(start), dtype=torch.float64))
+    ones = torch.ones(5, 3, mixing.num_streams, dtype=torch.float64)
+    assert (mixed > 0).all()
+    for dim in (-1, -2):
+        torch.testing.assert_close(mixed.sum(dim), ones, rtol=1e-6, atol=0)
+    near = mixing(start) - torch.eye(mixing.num_streams)
+    assert 0 < near.abs().max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["mhc-lite", "kromhc"])
+def test_a_stream_is_read_and_written_first(name: str) -> None:
+    """σ(1) and 2σ(1) for stream k mod n, σ(−1) and 2σ(−1) for the others, as in the authors' code."""
+    join = scheme_named(name).join.build(Site(Where(2, depth=2), WIDTH, nn.LayerNorm))
+    read, write, _ = join.connections(torch.randn(1, 1, 4, WIDTH))
+    expected = torch.sigmoid(torch.tensor([-1.0, -1.0, 1.0, -1.0]))
+    torch.testing.assert_close(read.flatten(), expected)
+    torch.testing.assert_close(write.flatten(), 2 * expected)
 
 
 def test_sinkhorn_bears_large_logits() -> None:

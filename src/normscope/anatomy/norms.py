@@ -7,7 +7,8 @@ the kind:
 
     (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
 
-and a / ‖a‖ times √d is an rmsnorm again. These names are for norms over all features of a token. With a
+and a / ‖a‖ times √d is an rmsnorm again. An rmsnorm whose gain depends on a, (γ + α·tanh(a·β)), is SeeDNorm,
+and γ·tanh of an rmsnorm is BHyT. These names are for norms over all features of a token. With a
 statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features the kind is groupnorm;
 with one over the batch, batchnorm.
 """
@@ -73,10 +74,11 @@ def find_norms(ops: list[Op]) -> None:
     """Find every norm of the recording and write it onto the values where it starts and ends."""
     by_output: dict[Value, FoundNorm] = {}
     for op in ops:
-        norm = _native(op) or _opaque(op) or _written_out(op) or _squashed(op)
+        norm = _native(op) or _opaque(op) or _written_out(op)
+        norm = norm or _bounded(op, by_output) or _squashed(op)
         if norm is not None:
             norm.kind = _kind_over(norm)
-            by_output[norm.output] = norm
+            by_output[norm.output] = _rescaled(norm)
     for norm in by_output.values():
         norm.output.norm = norm
         norm.input.norms_behind.append(norm)
@@ -156,6 +158,42 @@ def _squashed(op: Op) -> FoundNorm | None:
     source = next(v for v in value.inputs if v is not scales[0])
     found = _absorb(FoundNorm(kind, source, op.outputs[0], op, None, None))
     return found if found.weight is not None and found.weight.shape[-1:] == source.shape[-1:] else None
+
+
+def _bounded(op: Op, by_output: dict[Value, FoundNorm]) -> FoundNorm | None:
+    """BHyT, γ·tanh(c·n) with n an rmsnorm, which is then no norm of its own."""
+    if op.base != "tanh" or not op.outputs or not op.outputs[0].live:
+        return None
+    inner, value = None, same(op.source)
+    while inner is None:
+        inner = next((n for n in by_output.values() if value in (n.output, n.core.outputs[0])), None)
+        live = [v for v in value.inputs if v.live]
+        if inner is None and (value.base not in {"mul", "div"} or len(live) != 1):
+            return None
+        value = same(live[0]) if live else value
+    found = _absorb(FoundNorm("bhyt", inner.input, op.outputs[0], op, inner.eps, None, over=inner.over))
+    if inner.kind != "rmsnorm" or found.weight is None or found.weight.shape[-1:] != found.input.shape[-1:]:
+        return None
+    del by_output[inner.output]
+    return found
+
+
+def _rescaled(norm: FoundNorm) -> FoundNorm:
+    """SeeDNorm where the only reader multiplies by γ + α·tanh(a·β), else `norm` itself."""
+    users = [op for op in norm.output.users if op.outputs]
+    if norm.kind != "rmsnorm" or norm.weight is not None or len(users) != 1 or users[0].base != "mul":
+        return norm
+    gain = next((same(v) for v in users[0].inputs if v is not norm.output), None)
+    if gain is None or gain.base != "add" or len(gain.inputs) != 2:
+        return norm
+    weight = next((v for v in gain.inputs if same(v).is_weight), None)
+    amount = next((same(v) for v in gain.inputs if v is not weight), None)
+    if weight is None or amount is None or amount.base != "mul":
+        return norm
+    if not any(same(v).base == "tanh" and same(v).numel < norm.output.numel for v in amount.inputs):
+        return norm
+    norm.kind, norm.output, norm.weight = "seednorm", users[0].outputs[0], same(weight)
+    return _absorb(norm)
 
 
 def _without_gamma(carrier: Value) -> tuple[Value, Value] | None:

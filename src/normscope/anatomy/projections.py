@@ -1,7 +1,8 @@
 """Name the parameterised matmuls of a branch by the use of their outputs: q, k, v, o, up, gate, down.
 
 A matmul makes queries when its output reaches the query operand of an attention with no other parameterised
-matmul between; a fused one reaches several operands. After the attention it is the output projection. In a
+matmul between; a fused one reaches several operands. After the attention it is the output projection; one
+whose sigmoid multiplies the attention's output is a `gate`. In a
 feed-forward the last one is `down`. Among those before, the one whose output passes a nonlinearity and is
 then multiplied is the `gate`.
 """
@@ -63,7 +64,7 @@ def read_projections(branch: FoundBranch) -> tuple[Projection, ...]:
             plain = known - {"other"} or known
             found[name] = replace(found[name], roles=tuple(role for role in _ROLES if role in plain))
         else:
-            found[name] = Projection(name, roles, _reshaped(op.outputs[0]).site, _feature_axis(op))
+            found[name] = Projection(name, roles, reshaped(op.outputs[0]).site, _feature_axis(op))
     return tuple(found.values())
 
 
@@ -74,7 +75,8 @@ def _role(op: Op, branch: FoundBranch, after: tuple[set[Value], set[Op]], ends: 
     if into:
         return tuple(role[0] for role in into)
     if branch.kind != "feed-forward":
-        return ("o",) if op in ends else ("other",)
+        gates = branch.attentions and any(value.base == "sigmoid" for value in reached)
+        return ("o",) if op in ends else ("gate",) if gates else ("other",)
     if op in ends:
         return ("down",)
     return ("other",) if ends.isdisjoint(next_maps) else _gating(op, reached)
@@ -137,7 +139,7 @@ def _plain_source(value: Value) -> Value:
     return value
 
 
-def _reshaped(value: Value) -> Value:
+def reshaped(value: Value) -> Value:
     """The view after a linear layer's flattened (B·T, d) output, where there is one."""
     while len(value.users) == 1 and value.users[0].base in {"view", "_unsafe_view", "add"}:
         user = value.users[0]

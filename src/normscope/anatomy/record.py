@@ -59,8 +59,8 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         for name, parameter in named_parameters(model):
             self._leaf(parameter, "parameter", name)
-        for buffer in model.buffers():
-            self._leaf(buffer, "buffer", None)
+        for name, buffer in model.named_buffers():
+            self._leaf(buffer, "buffer", name)
         for tensor in tree_leaves(inputs):
             if isinstance(tensor, Tensor):
                 self._leaf(tensor, "input", None)

@@ -18,8 +18,9 @@ from normscope.anatomy.terms import Factor, Term, direct_terms, scale_step, step
 if TYPE_CHECKING:
     from normscope.anatomy.branches import FoundBranch
 
-Several = Literal["", "beside", "mixed", "stochastic"]
-"""One stream; two streams side by side; a state of mixed streams; mixed by doubly stochastic matrices."""
+Several = Literal["", "beside", "mixed", "stochastic", "permuted", "kronecker"]
+"""One stream; two streams side by side; a state of mixed streams; mixed by doubly stochastic matrices, from
+Sinkhorn's steps, from permutations, or from Kronecker products."""
 
 
 @dataclass(eq=False)

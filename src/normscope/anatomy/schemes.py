@@ -78,6 +78,8 @@ _LEAST_ALPHA = 0.8
 BRANCH_RULES: tuple[tuple[str, Callable[[FoundBranch], bool]], ...] = (
     ("hyper-connections", lambda b: b.sum.several == "mixed"),
     ("mhc", lambda b: b.sum.several == "stochastic"),
+    ("mhc-lite", lambda b: b.sum.several == "permuted"),
+    ("kromhc", lambda b: b.sum.several == "kronecker"),
     ("siamesenorm", lambda b: _is_beside(b) and b.normed),
     ("residual-dual", _is_beside),
     ("parallel", lambda b: b.parallel),
@@ -95,6 +97,8 @@ BRANCH_RULES: tuple[tuple[str, Callable[[FoundBranch], bool]], ...] = (
     ("rezero", lambda b: _is_learnt(b) and b.placement == "none"),
     ("dyt", lambda b: _kinds(b) == {"dyt"}),
     ("derf", lambda b: _kinds(b) == {"derf"}),
+    ("seednorm", lambda b: _kinds(b) == {"seednorm"}),
+    ("bhyt", lambda b: _kinds(b) == {"bhyt"}),
     ("scalenorm", lambda b: b.placement == "pre" and _kinds(b) == {"l2norm"}),
     ("layernorm-scaling", lambda b: b.placement == "pre" and 0 < (entry_scale(b) or 0) < 1),
     ("sub-ln", lambda b: b.placement == "pre" and inner_norm(b)),

@@ -7,9 +7,13 @@ so it feeds all streams at once:
 
     H ← A_rᵀH + B⊗F(z), z = A_mᵀH      H (B, T, n, D), z and F(z) (B, T, D)
 
+The origin of A_r gives the kind: repeated normalisations (mHC), one softmax over n! entries (mHC-lite), or
+over the two entries of each 2 × 2 factor (KromHC).
+
 There the skip is H, and the branch reads z, the one value that everything in F comes from.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -19,6 +23,7 @@ from normscope.anatomy.residual import Several, Sum, without
 from normscope.anatomy.streams import link
 from normscope.anatomy.terms import Term, core, direct_terms, scale_step
 
+_SOFTMAX = op_set("_softmax softmax")
 _NORMALISERS = op_set("_softmax _log_softmax softmax log_softmax logsumexp sum")
 
 
@@ -39,7 +44,6 @@ def _mixed(op: Op) -> Sum | None:
             continue
         read = _read(state[0], branch)
         if read is not None:
-            kind: Several = "stochastic" if _is_stochastic(state[1], state[0]) else "mixed"
             return Sum(
                 value=op.outputs[0],
                 op=op,
@@ -49,7 +53,7 @@ def _mixed(op: Op) -> Sum | None:
                 entry=state[0],
                 read=read,
                 spread=branch,
-                several=kind,
+                several=_mixing_kind(state[1], state[0]),
             )
     return None
 
@@ -117,9 +121,18 @@ def _read(state: Value, branch: Value) -> Value | None:
     return None
 
 
-def _is_stochastic(mixing: Value, state: Value) -> bool:
-    """True where the mixing matrix is normalised repeatedly (Sinkhorn's steps)."""
-    return sum(v.base in _NORMALISERS for v in ancestors([mixing], state.index)) > 2
+def _mixing_kind(mixing: Value, state: Value) -> Several:
+    """How the mixing matrix (…, n, n) is made."""
+    normalised = [v for v in ancestors([mixing], state.index) if v.base in _NORMALISERS]
+    if len(normalised) > 2:
+        return "stochastic"
+    shares = [v.shape for v in normalised if v.base in _SOFTMAX]
+    num_streams = mixing.shape[-1]
+    if len(shares) == 1 and shares[0][-1] == math.factorial(num_streams):
+        return "permuted"
+    if len(shares) == 1 and shares[0][-1] == 2 and num_streams == 2 ** shares[0][-2]:
+        return "kronecker"
+    return "mixed"
 
 
 def shared_terms(graph: Graph) -> set[Value]:

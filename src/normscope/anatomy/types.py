@@ -50,7 +50,7 @@ class Norm:
 
     Attributes:
         kind: "layernorm", "rmsnorm", "l2norm", "batchnorm", "groupnorm", or a replacement of norms: "dyt",
-            "derf".
+            "derf", "seednorm", "bhyt".
         path: module that holds it, wrappers stripped (the enclosing module when it is written inline).
         input, output: the tensor before, and after γ and β.
         eps: the ε added inside the root, None where there is none; the floor in max(‖x‖, ε) does not count.

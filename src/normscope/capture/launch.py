@@ -9,18 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from normscope.atomic import disk_refusals
 from normscope.capture.folder import VARIABLE, Folder, Settings
 from normscope.errors import CaptureError, UsageError
-from normscope.interrupts import postponed
+from normscope.interrupts import ending_in_order, postponed
 
 if TYPE_CHECKING:
     from normscope.report import Report
@@ -84,7 +82,7 @@ def captured(
         CaptureError: a bug of normscope inside the script.
     """
     command = command_to_start(words)
-    with _ending_in_order(), _folder() as folder:
+    with ending_in_order(), _folder() as folder:
         script = _Script(folder)
         try:
             with postponed(lambda: None):
@@ -103,38 +101,6 @@ def captured(
         except KeyboardInterrupt:
             return _interrupted(report)
         return _outcome(folder, report, settings, script.process)
-
-
-class Ended(SystemExit):
-    """SIGTERM or SIGHUP during a captured script; `code` is the exit status that shells give these."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.signal = signal.Signals(number).name
-
-
-@contextlib.contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise `Ended`, so that the script and its folder go first."""
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    is_main = threading.current_thread() is threading.main_thread()
-    taken = [n for n in numbers if is_main and signal.getsignal(n) is signal.SIG_DFL]
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for each in (*taken, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)
-        raise Ended(number)
-
-    of_interrupt = signal.getsignal(signal.SIGINT)
-    for number in taken:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
-        if taken and of_interrupt is not None:
-            signal.signal(signal.SIGINT, of_interrupt)
 
 
 @contextlib.contextmanager

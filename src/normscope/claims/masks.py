@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.catalogue import SCHEMES
 from normscope.claims.experiments import calls_of, of_part, values
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, lines_by, plots
 from normscope.claims.training import train_together
 from normscope.errors import UsageError
-from normscope.nn import SCHEMES, Decoder, ModelConfig, Residual
+from normscope.nn import Decoder, ModelConfig, Residual
 from normscope.nn.token_norms import BatchNorm
 from normscope.subjects import Subject, load
 from normscope.train import Recipe

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from normscope.claims import at_start
 from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
+from normscope.claims.catalogue import SCHEMES
 from normscope.claims.form import Case, Evidence, Figure, Line, Setup, claim, flat, lines_along, mapped, plots
 from normscope.claims.training import Setting, effects, lead, train_changed
-from normscope.nn import SCHEMES, Decoder, Slot, Where, build
+from normscope.nn import Decoder, Slot, Where, build
 
 DEEP = 32
 INITS = ("xavier", "normal", "gpt2")

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from normscope.claims.at_start import blocks_of, decoder, noise, stack_of, stream_by_block
+from normscope.claims.catalogue import SCHEMES
 from normscope.claims.form import Case, Evidence, Figure, Setup, claim, effect, mapped
 from normscope.claims.training import Setting, ShortRun, curves, losses_plot, train_changed, trained
 from normscope.claims.warmup import POST, PRE
 from normscope.errors import UsageError
-from normscope.nn import SCHEMES, Block, ModelConfig, Scaled, Slot, Where
+from normscope.nn import Block, ModelConfig, Scaled, Slot, Where
 from normscope.nn.block import sublayer_places
 from normscope.nn.placement import one
 

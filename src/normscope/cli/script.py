@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.capture.folder import Settings
-from normscope.capture.launch import Ended, Outcome, captured, say
+from normscope.capture.launch import Outcome, captured, say
 from normscope.errors import CaptureError
+from normscope.interrupts import Ended
 
 
 def check_script(words: Sequence[str], options: Mapping[str, Any], *, quiet: bool) -> Outcome:

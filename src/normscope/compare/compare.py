@@ -25,7 +25,7 @@ from normscope.compare.structure import structure_of, structure_of_report
 from normscope.compare.types import Compared, Diff, Pair, Part, Place
 from normscope.compare.verdict import compare as compare_verdicts
 from normscope.errors import UsageError, describe, suggest
-from normscope.interrupts import only_once
+from normscope.interrupts import ending_in_order, only_once
 from normscope.pipeline import versions
 from normscope.report.report import SCHEMA
 from normscope.subjects import Subject
@@ -166,7 +166,7 @@ def diff(
     told = progress or (lambda stage, done, total: None)
     before = time.perf_counter()
     told("loading", 0, len(wanted) + 2)
-    with only_once(), opened(a, b, settings, batch) as (side_a, side_b):
+    with ending_in_order(), only_once(), opened(a, b, settings, batch) as (side_a, side_b):
         is_checked = is_checked or (side_a.is_saved and side_b.is_saved)
         run = Comparison(side_a, side_b, wanted, given, rtol, is_checked, options, seed, reraise)
         run.cost["loading"] = round(time.perf_counter() - before, 4)

@@ -26,6 +26,8 @@ class _WideOps(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:
+            return _grouped_mm(*args, **(kwargs or {}))
         result = func(*_widened(args), **_widened(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in _WIDE and not _has_tensor((args, kwargs)):
             return wide(result)  # a new tensor of the default type, which a model's own code may set
@@ -40,6 +42,29 @@ class _WideConstants(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor, torch.asarray):
             args, kwargs = _widened(args), _widened(kwargs)
         return func(*args, **kwargs)
+
+
+def _grouped_mm(
+    x: Tensor, y: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """The products of the groups of experts' tokens, which PyTorch has in narrow types only.
+
+    Group g ends at `offs[g]` on the axis that the operand of two dimensions shares with the result: the rows
+    of x, the columns of y, or, where both have two, the summed axis. Rows after the last group are 0.
+    """
+    if offs is None:
+        return x @ y
+    ends = offs.tolist()
+    starts = [0, *ends[:-1]]
+    groups = range(len(ends))
+    if x.dim() == y.dim() == 2:
+        return torch.stack([x[:, starts[g] : ends[g]] @ y[starts[g] : ends[g]] for g in groups])
+    if x.dim() == 2:
+        parts, axis, left = [x[starts[g] : ends[g]] @ y[g] for g in groups], 0, len(x) - ends[-1]
+    else:
+        parts, axis, left = [x[g] @ y[:, starts[g] : ends[g]] for g in groups], 1, y.shape[1] - ends[-1]
+    result = torch.cat(parts, axis)
+    return nn.functional.pad(result, (0, 0, 0, left) if axis == 0 else (0, left))
 
 
 def _has_tensor(arguments: Any) -> bool:
@@ -85,4 +110,10 @@ def widen(model: nn.Module) -> nn.Module:
 
 def wide_copy(model: nn.Module) -> nn.Module:
     """A copy of a model in float64; the model stays as it is."""
-    return widen(copy.deepcopy(model))
+    computed = (
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf  # the old `weight_norm` keeps it between forwards
+    )
+    return widen(copy.deepcopy(model, {id(value): value.detach().clone() for value in computed}))

@@ -168,6 +168,8 @@ NAMES: dict[str, str] = {
     "gate-up": "The gate and the up projection of a feed-forward are swapped.",
     "residual-source": "The branch is added to another tensor, such as the norm's output.",
     "value-scale": "The values of the attention have another factor.",
+    "expert-weights": "A token's experts are summed with other weights, such as normalised ones.",
+    "qkv-clip": "Queries, keys and values are clipped at another value, or on one side alone.",
     "hidden-scale": "The output of the activation has another factor.",
     "weight-scale": "The output of a projection has another factor.",
     "feature-order": "The features of a projection stand in another order.",

@@ -76,8 +76,7 @@ def norm(
 
 def linear(
     y: Tensor,
-    x: Tensor,
-    *,
+    *sources: Tensor,
     matrix: Tensor,
     vector: Tensor | None = None,
     feature_axis: int = 0,
@@ -87,7 +86,8 @@ def linear(
     bias: Tensor | None = None,
     offset: float = 0.0,
 ) -> Tensor:
-    """The norm of x (for kind "none": x), mapped by a matrix, plus a vector."""
+    """The norm of the sources' sum x (for kind "none": x), mapped by a matrix, plus a vector."""
+    x = sum(sources[1:], start=sources[0])
     normed = norm(x, x, kind=kind, eps=eps, weight=weight, bias=bias, offset=offset)
     mapped = normed @ (matrix.mT if feature_axis == 0 else matrix)
     return (mapped if vector is None else mapped + vector).reshape(y.shape)
@@ -216,9 +216,12 @@ def operand(
     norm_over: str = "none",
     rotation: Mapping[str, Any] | None = None,
     groups: Tensor | None = None,
+    clip: float | None = None,
     **norming: Any,
 ) -> Tensor:
     """Queries or keys from the projection's output x (B, T, H·K)."""
+    if clip is not None:
+        x = x.clamp(-clip, clip)
     if norm_over == "full":
         x = norm(x, x, **norming)
     z = split_heads(x, heads, split)

@@ -24,7 +24,14 @@ from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, se
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
 from normscope.compare.step_names import amount, name_of_step
-from normscope.compare.twins import Opened, build_exactly, close_twin, open_twin, without_constants
+from normscope.compare.twins import (
+    Opened,
+    build_exactly,
+    close_twin,
+    open_twin,
+    values_made,
+    without_constants,
+)
 from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
@@ -33,6 +40,8 @@ from normscope.compare.walkers import CannotFeedError, Walker, fed
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
+_VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights")
+"""Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
 
 
 def compare(
@@ -77,20 +86,21 @@ class _Function:
 
     def run(self) -> Outcome:
         """The whole part."""
-        first, second = (_open(side) for side in (self.a, self.b))
+        first, second = (_open(side, name) for side, name in ((self.a, "A"), (self.b, "B")))
         stacks = [[stack.name for stack in each.holdings.anatomy.stacks] for each in (first, second)]
         if len(stacks[0]) != len(stacks[1]) or not stacks[0]:
             a, b = (" and ".join(names) or "no residual stream" for names in stacks)
             return _not(f"the two have different stacks: {a} in A, {b} in B")
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
-        own = map_weights(first.holdings, second.holdings, self.rows, self.given)
-        generic = without_constants(first.holdings)
-        self.weights = map_weights(generic, second.holdings, self.rows, self.given)
+        own = map_weights(first.holdings, second.holdings, self.rows, self.given, as_made=True)
         self.one, self.two, self.notes = fed(self.a, self.b, first, second)
-        self.one.weights = {held.name: held.value for held in generic.held}
+        are_given = self._hold_given(own)
+        generic = self._without_constants(first.holdings)
+        self.weights = map_weights(generic, second.holdings, self.rows, self.given, as_made=are_given)
+        self.one.weights = generic.parameters()
         self.two.weights = self.weights.values
         self._say_unmapped()
-        if self._hold_given(own) and (found := self._as_they_stand(own)) is not None:
+        if are_given and (found := self._as_they_stand(own)) is not None:
             return self._outcome(found)
         steps_a, steps_b = self.one.walk(), self.two.walk()
         self.noise = self._rounding(steps_a, steps_b)
@@ -99,6 +109,16 @@ class _Function:
         if found.first is None and found.first_gradient is None and self.stood is not None:
             return self._outcome(self.stood)  # the weights alone differ
         return self._outcome(found)
+
+    def _without_constants(self, holdings: Holdings) -> Holdings:
+        generic = without_constants(holdings)
+        if not any(held.made_of for held in generic.held):
+            return generic
+        made = self.a.run(values_made, generic.parameters())
+        fixed = {n for held in holdings.held if held.name not in made for n in held.made_of}
+        values = {name: value for name, value in holdings.parameters().items() if name in fixed} | made
+        held = tuple(replace(each, value=values.get(each.name, each.value)) for each in generic.held)
+        return replace(generic, held=held)
 
     # Given weights
 
@@ -148,6 +168,12 @@ class _Function:
                 shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                 kept = "; they keep their own values" if side == "B" else ""
                 self.notes.append(f"Weights of {side} without a partner in {other}{kept}: {shown}.")
+        made = [held.name for held in self.two.opened.holdings.held if held.made_of]
+        if put := [name for name in made if name in self.weights.values]:
+            shown = ", ".join(put[:5]) + (f" and {len(put) - 5} more" if len(put) > 5 else "")
+            self.notes.append(
+                f"B computes these weights; what A multiplies with was put in their place: {shown}."
+            )
         if self.weights.guessed:
             shown = ", ".join(self.weights.guessed[:5])
             self.notes.append(
@@ -164,7 +190,8 @@ class _Function:
         shaken_b = self.two.walk(shaken=True, seed=_SEED)
         noise = noise_of(steps_a, shaken_a, self.one.real)
         others = noise_of(steps_b, shaken_b, self.two.real)
-        self.random_a, self.random_b = (_first_random(each) for each in (noise, others))
+        self.random_a = _first_random(noise, steps_a, self.one)
+        self.random_b = _first_random(others, steps_b, self.two)
         to_a = self.rows.to_a
         for (*at, name), rounding in others.items():
             place = to_a.get(tuple(at))  # type: ignore[arg-type]
@@ -192,8 +219,8 @@ class _Function:
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
-            if any(each.reason.name in (UNKNOWN, "weights") for each in result.found):
-                return  # undone by A's own tensors, through which no gradient flows
+            if any(each.reason.name in _VALUES_ONLY for each in result.found):
+                return
             if result.found:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             steps_b: Sequence[Step] = self._unpatched(result)
@@ -211,7 +238,9 @@ class _Function:
         placed = list(reasons.scenes_of(a, b, self.rows.to_a, max(found.tolerance, 1e-12)))
         known: list[Found] = []
         for one in reversed(placed):
-            order = [name for name in b.map.order_of(one.b) if not _is_entry(one.scene, name)]
+            shared = b.map.shared(one.b) if one.scene.b.before else set()
+            names = (name for name in b.map.order_of(one.b) if b.map.places[*one.b, name].site not in shared)
+            order = [name for name in names if not _is_entry(one.scene, name)]
             reason = next(gradients.reasons(one.scene, order, cuts_only=bool(known)), None)
             if reason is not None:
                 known.append(Found(one.a, one.b, reason))
@@ -228,7 +257,7 @@ class _Function:
 
     def _side(self, walker: Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
-        own = {held.name: held.value for held in walker.opened.holdings.held}
+        own = walker.opened.holdings.parameters()
         return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, own | dict(walker.weights or {}))
 
     def _say_random(self) -> None:
@@ -396,10 +425,13 @@ class _Function:
         }
 
 
-def _open(side: Side) -> Opened:
+def _open(side: Side, name: str) -> Opened:
     with contextlib.suppress(NotGivenError):  # a module: its tables in float32 are widened
         side.start(build_exactly, (_SEED, _SEED + 1))
-    opened: Opened = side.run(open_twin)
+    try:
+        opened: Opened = side.run(open_twin)
+    except NotGivenError as reason:
+        raise CannotFeedError(f"{name} ({side.spec}) {reason}") from reason
     return opened
 
 
@@ -433,8 +465,14 @@ def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, i
     return {step.key[:3]: step.value.shape[-1] for step in operands if step.value is not None}
 
 
-def _first_random(noise: Mapping[Key, tuple[float, float]]) -> Key | None:
-    return next((key for key, (value, _) in noise.items() if value > RANDOM), None)
+def _first_random(
+    noise: Mapping[Key, tuple[float, float]], steps: Sequence[Step], walker: Walker
+) -> Key | None:
+    """The first step that another seed changes; a forward more where the rounding alone is large."""
+    if all(value <= RANDOM for value, _ in noise.values()):
+        return None
+    other = noise_of(steps, walker.walk(seed=_SEED, gradients=False), walker.real)
+    return next((key for key, (value, _) in other.items() if value > 0), None)
 
 
 def _as_data(weights: Weights) -> dict[str, Any]:

@@ -95,6 +95,14 @@ class Applied:
     gradients: dict[int, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
 
+    def made(self, site: Site, tensor: Tensor) -> Tensor:
+        """The value that the maker of the tensor at a site gave it, also where a view of it was replaced."""
+        for other, before in self.before.items():
+            is_same = other == site or self.replaced[other].data_ptr() == tensor.data_ptr() != 0
+            if is_same and before.numel() == tensor.numel():
+                return before.reshape(tensor.shape)
+        return tensor
+
 
 @contextmanager
 def patched(model: nn.Module, patches: Sequence[Patch]) -> Iterator[Applied]:

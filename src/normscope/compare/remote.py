@@ -19,10 +19,14 @@ from normscope.errors import NormscopeError, UsageError
 
 GRACE_SECONDS = 3.0
 _START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "import sys; sys.path.insert(0, sys.argv[1]); import normscope; sys.path.remove(sys.argv[1]); "
     "from normscope.compare.served import serve; serve(int(sys.argv[2]))"
 )
-"""Program of the process: it finds this normscope, whatever the revision's folder has."""
+"""Program of the process: it finds this normscope, whatever the revision's folder has.
+
+Ctrl-C reaches it too; the first process handles it, and ends this one.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class RemoteSide:
         moved = None if revision is None else (revision.top, revision.root / "files")
         text = None if settings.text is None else settings.text.expanduser().resolve()
         with theirs:
-            self._process = _started(theirs, folder)
+            self._process = _started(theirs, folder, revision is not None)
         self._is_loaded = False
         self._send(Order(model, replace(settings, text=text), folder, moved))
 
@@ -152,11 +156,13 @@ class RemoteSide:
         return UsageError(given, expected, do)
 
 
-def _started(connection: Connection, folder: Path) -> "subprocess.Popen[bytes]":
+def _started(connection: Connection, folder: Path, is_revision: bool) -> "subprocess.Popen[bytes]":
     """A Python process that serves `connection`, with `folder` as its current folder."""
     home = Path(normscope.__file__).resolve().parents[1]
     known = [str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     environment = dict(os.environ) | ({"PYTHONPATH": os.pathsep.join(known)} if known else {})
+    if is_revision:  # a cache that is written while the folder is removed would stay behind
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     descriptor = connection.fileno()
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _START, str(home), str(descriptor)],

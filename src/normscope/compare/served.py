@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 import pickle
-import signal
 import sys
 import traceback
 import warnings
@@ -24,7 +23,6 @@ MOST_NAMED = 5
 
 def serve(descriptor: int) -> None:
     """Load the model that the first message names, then answer messages until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process gets it too, and ends this one
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     connection = Connection(descriptor)

@@ -1,7 +1,7 @@
 """Sides of a comparison from what the user gives: texts, modules, runs and reports."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from normscope.compare.saved import saved_report, saved_run
 from normscope.compare.side import LiveSide, SavedSide, Settings, Side
 from normscope.database import is_store
 from normscope.errors import UsageError, suggest
+from normscope.interrupts import postponed
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.subjects import Run, Subject, load, load_to_read, make_subject
@@ -45,8 +46,10 @@ def opened(a: Given, b: Given, settings: Settings, batch: Any = None) -> Iterato
     with ExitStack() as held:
         sides: list[Side] = []
         for given, is_apart in ((a, is_apart_a), (b, is_apart_b)):  # processes load while others do
-            side = side_of(given, settings, batch, is_apart=is_apart)
-            held.callback(side.close)
+            is_revision = isinstance(given, str) and given.startswith("git:")
+            with postponed(lambda: None) if is_revision else nullcontext():  # its folder must not stay
+                side = side_of(given, settings, batch, is_apart=is_apart)
+                held.callback(side.close)
             sides.append(side)
         for side in sides:
             if isinstance(side, RemoteSide):

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy
+from normscope.anatomy import Anatomy, named_modules
 from normscope.compare.exact import exact
 from normscope.compare.feed import Fed, batch_with, parts_of
 from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.made import made_in, values_of
+from normscope.compare.side import NotGivenError
 from normscope.compare.types import Patch, Step
 from normscope.compare.walk import Twin, twin_of
 from normscope.subjects.subject import Subject
@@ -57,6 +59,8 @@ def build_exactly(build: Callable[[int], nn.Module], anatomy: Anatomy, seeds: Se
 def open_twin(subject: Subject, anatomy: Anatomy) -> Opened:
     """The model in float64 with its holdings; at most two forwards."""
     _, built, _ = _OPEN.get(id(anatomy), (anatomy, None, None))
+    if quantised := _quantised(subject.model):
+        raise NotGivenError(f"has quantised maps, which do not run in float64: {quantised}")
     twin = twin_of(subject, None if built is None else built.model)
     _OPEN[id(anatomy)] = (anatomy, None, twin)
     holdings = holdings_of(twin, None if built is None else built.is_given)
@@ -91,13 +95,21 @@ def close_twin(subject: Subject, anatomy: Anatomy) -> int:
     return 0 if twin is None else twin.forwards
 
 
+def _quantised(model: nn.Module) -> str:
+    """The maps whose weights are packed, as `torch.ao` does with quantised ones; "" without any."""
+    names = [
+        name
+        for name, module in named_modules(model)
+        if hasattr(module, "_packed_params") and callable(getattr(module, "weight", None))
+    ]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def _is_given(model: nn.Module, other: nn.Module) -> bool | None:
     """Whether the weights at two seeds are the same; None where all are constants."""
     theirs = dict(other.named_parameters())
     drawn = [
-        (name, p.detach())
-        for name, p in model.named_parameters()
-        if p.numel() > 1 and bool((p != p.flatten()[0]).any())
+        (name, p.detach()) for name, p in model.named_parameters() if p.numel() > 1 and not _is_constant(p)
     ]
     pairs = [
         (p, theirs[name].detach()) for name, p in drawn if name in theirs and theirs[name].shape == p.shape
@@ -105,6 +117,14 @@ def _is_given(model: nn.Module, other: nn.Module) -> bool | None:
     if not pairs:
         return None
     return all(torch.equal(p, q) for p, q in pairs)
+
+
+def values_made(subject: Subject, anatomy: Anatomy, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values of the computed weights, for other values of the parameters."""
+    twin = _OPEN[id(anatomy)][2]
+    assert twin is not None
+    made = made_in(twin.graph, twin.model)
+    return values_of(made, twin.graph, lambda name: values.get(name, twin.own(name)))
 
 
 def without_constants(holdings: Holdings) -> Holdings:
@@ -117,10 +137,14 @@ def without_constants(holdings: Holdings) -> Holdings:
     held = []
     for each in holdings.held:
         value = each.value
-        if value.is_floating_point() and value.numel() and bool((value == value.flatten()[0]).all()):
+        if not each.made_of and value.is_floating_point() and _is_constant(value):
             noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
             width = value.shape[-1] if value.ndim > 1 else 1
             scale = 0.2 if value.ndim < 2 or width == value.numel() else 0.5 / width**0.5
             value = value + scale * noise
         held.append(replace(each, value=value))
     return replace(holdings, held=tuple(held))
+
+
+def _is_constant(value: Tensor) -> bool:
+    return value.numel() > 0 and bool((value == value.flatten()[0]).all())

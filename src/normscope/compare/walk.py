@@ -7,10 +7,10 @@ A twin counts its forwards. The subject's own model stays as it is.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,12 @@ from normscope.anatomy.reading import record_forward
 from normscope.compare.exact import exact, wide, wide_copy, widen
 from normscope.compare.layout import Layout, heads_first, pairs_last, tokens_first
 from normscope.compare.types import Patch, Step
-from normscope.probes.roles import role_masks
 from normscope.subjects.rng import seeded
 from normscope.subjects.subject import Batch, Subject, call_model
 from normscope.subjects.untouched import untouched
 
 Key = tuple[int, int, int, str]
+T = TypeVar("T")
 OUTSIDE = -1
 OUTPUT = "output of the model"
 _STEP = 2.0**-52
@@ -58,8 +58,9 @@ class Twin:
         rough: names of buffers with the rounding of float32, such as tables of positions; others are exact.
         graph, anatomy: the reading of the copy.
         forwards: number of forwards so far.
-        masks: parameter → role → which features of it, for fused q, k and v; see `read_masks`.
         rows: key of a fused projection's step → role → its features there; `holdings_of` fills it in.
+        made: computed weight → the sites where it is; `holdings_of` fills it in.
+        steady: tensors that are not shaken, since parametrisations may need exact values: `orthogonal` does.
     """
 
     subject: Subject
@@ -68,8 +69,9 @@ class Twin:
     graph: Graph
     anatomy: Anatomy
     forwards: int = 0
-    masks: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     rows: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    made: dict[str, tuple[Site, ...]] = field(default_factory=dict)
+    steady: frozenset[str] = frozenset()
     _own: dict[str, Tensor] = field(default_factory=dict)
     _applied: Any = None
 
@@ -82,8 +84,8 @@ class Twin:
         self._plain = dict(_plain_names(self.model))
 
     def own(self, name: str) -> Tensor:
-        """The subject's value of a parameter, by its plain name, in float64."""
-        return self._own[self._plain[name]]
+        """The subject's value of a parameter or a buffer, by its plain name, in float64."""
+        return self._own[self._plain.get(name, name)]
 
     def value(self, site: Site) -> Value | None:
         """The graph's value at a site."""
@@ -106,7 +108,7 @@ class Twin:
 
         Args:
             batch: arguments of the forward; its floats are widened.
-            weights: parameter or buffer → value that replaces the model's own.
+            weights: parameter, buffer or computed weight → value that replaces the model's own.
             patches: changes for this forward, see `patches.py`.
             gradients: whether steps have gradients, of ⟨C, output⟩ with a fixed random C.
             shaken: multiply every parameter by 1 ± 2⁻⁵² (`rough` buffers by 1 ± 2⁻²⁴), to see how far
@@ -116,15 +118,20 @@ class Twin:
             columns: number of outputs of a token that count, the first ones; None for all.
             seed: of the random generators during the forward.
         """
-        with self._world(weights, patches, shaken) as model, seeded(seed):
+        put = [
+            Patch("tensor", "", (site, value))
+            for name, value in (weights or {}).items()
+            for site in self.made.get(name, ())
+        ]
+        with self._world(weights, (*put, *patches), shaken) as model, seeded(seed):
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
             output, found = capture(model, run, [place.site for place in self.places])
-            made: Mapping[Site, Tensor] = {}
+            applied = None
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
-                made = self._applied.before
-            return self._steps(output, found, gradients, (real, columns), made)
+                applied = self._applied
+            return self._steps(output, found, gradients, (real, columns), applied)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -140,27 +147,13 @@ class Twin:
             for role, each in rows.items()
         ]
 
-    def read_masks(self) -> dict[str, dict[str, Tensor]]:
-        """Rows of fused weights by role; one forward where there are fused ones."""
-        fused = [
-            (branch, projection)
-            for branch in self.anatomy.branches
-            for projection in branch.projections
-            if len(projection.roles) > 1 and set(projection.roles) <= {"q", "k", "v"}
-        ]
-        if not fused or self.masks:
-            return self.masks
-        sites = {projection.output for _, projection in fused}
-        sites |= {s for b, _ in fused for a in b.attention for s in (a.query, a.key, a.value)}
+    def look(self, sites: Collection[Site], read: Callable[[Mapping[Site, Tensor]], T]) -> T:
+        """What `read` makes of the tensors at `sites` of one forward, with their graph."""
         with self._world(None, (), False) as model, seeded(0):
-            parameters = dict(named_parameters(model))
             self.forwards += 1
             batch = _wide_batch(self.subject.batch)
             _, found = capture(model, lambda: call_model(model, batch), sites)
-            for branch, projection in fused:
-                weight = parameters[projection.parameter]
-                self.masks[projection.parameter] = role_masks(branch, projection, weight, found)
-        return self.masks
+            return read(found)
 
     @contextmanager
     def _world(
@@ -188,7 +181,7 @@ class Twin:
         for name, tensor in tensors:
             plain = names.get(id(tensor), name)
             value = weights.get(plain, self._own[name])
-            if shaken and tensor.is_floating_point():
+            if shaken and tensor.is_floating_point() and plain not in self.steady:
                 step = 2.0**-24 if name in self.rough else _STEP
                 signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
                 value = value * (1 + step * signs)
@@ -200,13 +193,15 @@ class Twin:
         found: Mapping[Site, Tensor],
         gradients: bool,
         counted: tuple[Tensor | None, int | None],
-        made: Mapping[Site, Tensor],
+        applied: Any,
     ) -> tuple[Step, ...]:
-        """The steps; where a patch put a tensor, the step that made it has its own value (`made`)."""
+        """The steps; where a patch of `applied` put a tensor, the step that made it has its own value."""
         final = main_output(output)
         places = [place for place in self.places if place.site in found]
         tensors = [
-            made.get(place.site, found[place.site]) if _makes(place.key) else found[place.site]
+            found[place.site]
+            if applied is None or not _makes(place.key)
+            else applied.made(place.site, found[place.site])
             for place in places
         ]
         grads: list[Tensor | None] = [None] * len(tensors)

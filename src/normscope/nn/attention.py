@@ -33,6 +33,7 @@ class Attention(nn.Module):
         scale: factor on the logits; by default 1/√K, or the default of the QK-norm.
         dropout: dropout rate of the attention weights, in train mode.
         inside: changes by the scheme.
+        first: whether this is the attention whose values a value residual carries on.
         make_norm: maker of the norms in `inside`, called with their width.
 
     Raises:
@@ -54,6 +55,7 @@ class Attention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         inside: Inside | None = None,
+        first: bool = True,
         make_norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         super().__init__()
@@ -80,6 +82,12 @@ class Attention(nn.Module):
         self.logit_scale = logit_scale(inside.qk_norm, heads, kv_heads, self.head_width, width)
         self.scale: float = self.logit_scale.default if scale is None else scale  # type: ignore[assignment]
         self.v_norm = make_norm(self.head_width) if inside.v_norm else NoNorm()
+        mixing = None if cross else inside.value_residual
+        self.gives_values, self.takes_values = mixing is not None and first, mixing is not None and not first
+        learnt = self.takes_values and mixing == "learnt"
+        self.value_mix = nn.Parameter(torch.full((1,), 0.5)) if learnt else None
+        gates = {"head": heads, "element": q_width}.get(inside.attention_gate or "")
+        self.output_gate = make(width, gates, bias=bias) if gates is not None else None
         self.head_gain = nn.Parameter(torch.ones(heads, 1, 1)) if inside.head_gain else None
         self.inner_norm = make_norm(q_width) if inside.before_o and not cross else NoNorm()
 
@@ -91,6 +99,7 @@ class Attention(nn.Module):
             mask = context.memory_mask
         else:
             k_BGSK, v_BGSK = self._heads(self.k, x_BTD, self.k_norm), self._heads(self.v, x_BTD, self.v_norm)
+            v_BGSK = self._with_first(v_BGSK, context)
             if self.rope_base is not None:
                 turn = context.rotation or self._rotation(x_BTD, context)
                 q_BHTK, k_BGSK = rotate(q_BHTK, turn), rotate(k_BGSK, turn)
@@ -109,7 +118,21 @@ class Attention(nn.Module):
         )
         if self.head_gain is not None:
             y_BHTK = self.head_gain * y_BHTK
+        if self.output_gate is not None:
+            gate_BTHX = self.output_gate(x_BTD).unflatten(-1, (self.heads, -1))
+            y_BHTK = torch.sigmoid(gate_BTHX).transpose(1, 2) * y_BHTK
         return self.o(self.inner_norm(y_BHTK.transpose(1, 2).flatten(2)))
+
+    def _with_first(self, v_BGTK: Tensor, context: Context) -> Tensor:
+        """The values, with those of the stack's first attention mixed in for a value residual."""
+        if context.first is None:  # a block by itself
+            return v_BGTK
+        if self.gives_values:
+            context.first.values = v_BGTK
+        if not self.takes_values or context.first.values is None:
+            return v_BGTK
+        share = 0.5 if self.value_mix is None else self.value_mix
+        return (1 - share) * v_BGTK + share * context.first.values
 
     def _qk_norm(self, full_width: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
         if self.qk_norm is None:

@@ -57,6 +57,7 @@ class Block(nn.Module):
                 bias=config.bias,
                 dropout=config.dropout,
                 inside=inside,
+                first=where.block == 1,
                 make_norm=make_norm,
             )
 

@@ -29,6 +29,8 @@ INSIDE_IN_WORDS: Mapping[str, str] = MappingProxyType(
         "before_down": "norm before down",
         "head_gain": "a gain a head",
         "hidden_gain": "a gain a hidden unit",
+        "attention_gate": "a gate on the attention's output",
+        "value_residual": "values of block 1 in later blocks",
         "linear": "linear maps",
     }
 )

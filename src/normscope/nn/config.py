@@ -8,11 +8,13 @@ from typing import Literal, get_args
 from normscope.checks import Rule, count, number, one_of
 from normscope.nn.feed_forward import ACTIVATIONS, GATED
 from normscope.nn.norms import NORMS
-from normscope.nn.scheme import Inside, QKNorm
+from normscope.nn.scheme import AttentionGate, Inside, QKNorm, ValueResidual
 from normscope.nn.schemes import scheme_named
 from normscope.nn.weights import WEIGHTS
 
 DEFAULT_DEPTH = 12
+_INSIDE = ("qk_norm", "attention_gate", "value_residual")
+"""Fields of `Inside` that can be configured."""
 POSITIONS = ("learnt", "rotary", "sinusoidal", "none")
 
 
@@ -36,12 +38,14 @@ class ModelConfig:
         eps: the norms' ε.
         positions, rope_base: one of `POSITIONS`; base of the rotary angles.
         activation: a name of `ACTIVATIONS` or `GATED`.
-        qk_norm: as in `Inside`; the scheme's by default.
+        qk_norm, attention_gate, value_residual: as in `Inside`; the scheme's by default.
         softcap, output_softcap: c of c·tanh(logit/c), for attention logits and output logits; None for none.
         attention_scale: scale of the attention logits; 1/√head_width by default.
         dropout: dropout rate after the embedding, in the attention and on each branch.
         bias: whether the linear maps have a bias.
         output_bias: bias of the output logits: true, false, or "unigram" (the log frequencies of a text).
+        z_loss: weight of log² Z in the loss of train mode, Z the sum of the exponentiated logits; 1e-4 in
+            PaLM (Chowdhery et al. 2022, arXiv:2204.02311).
         tie: whether the head shares the embedding's weights.
         init: initialisation, a name of `WEIGHTS`; the scheme's own by default.
         entry_norm, final_norm: whether there is a norm before the first block, and after the last one; the
@@ -73,12 +77,15 @@ class ModelConfig:
     rope_base: float = 10_000.0
     activation: str = "gelu"
     qk_norm: QKNorm | None = None
+    attention_gate: AttentionGate | None = None
+    value_residual: ValueResidual | None = None
     softcap: float | None = None
     output_softcap: float | None = None
     attention_scale: float | None = None
     dropout: float = 0.0
     bias: bool = True
     output_bias: bool | Literal["unigram"] = False
+    z_loss: float = 0.0
     tie: bool = False
     init: str | None = None
     entry_norm: bool | None = None
@@ -121,9 +128,9 @@ class ModelConfig:
         return 1 / (self.head_width or self.width // self.num_heads)
 
     def inside(self) -> Inside:
-        """The scheme's changes to the branches, with the configured QK-norm."""
-        inside = scheme_named(self.scheme).inside
-        return inside if self.qk_norm is None else dataclasses.replace(inside, qk_norm=self.qk_norm)
+        """The scheme's changes to the branches, with the configured ones."""
+        configured = {name: getattr(self, name) for name in _INSIDE if getattr(self, name) is not None}
+        return dataclasses.replace(scheme_named(self.scheme).inside, **configured)
 
 
 def _each(rule: Rule, *names: str) -> dict[str, Rule]:
@@ -149,6 +156,7 @@ RULES: Mapping[str, Rule] = {
     "output_bias": Rule(
         lambda value: value == "unigram" or isinstance(value, bool), 'true, false or "unigram"', "change it"
     ),
+    "z_loss": number(lambda value: value >= 0, "a number from 0", "change it"),
     "eps": number(lambda value: value >= 0, "a number from 0", "change it"),
     "dropout": number(lambda value: 0 <= value < 1, "a number from 0, under 1", "change it"),
     "rope_base": number(lambda value: value > 1, "a number over 1", "change it"),
@@ -157,6 +165,8 @@ RULES: Mapping[str, Rule] = {
     "activation": one_of((*ACTIVATIONS, *GATED)),
     "norm": _named(NORMS),
     "qk_norm": _named(get_args(QKNorm)),
+    "attention_gate": _named(get_args(AttentionGate)),
+    "value_residual": _named(get_args(ValueResidual)),
     "init": _named(WEIGHTS),
 }
 """Field of `ModelConfig` → rule for its values."""

@@ -12,6 +12,15 @@ class Cache(dict[nn.Module, tuple[Tensor, Tensor]]):
     """Number of tokens so far."""
 
 
+class First:
+    """Holder of the values (B, G, T, K) of a stack's first attention, which later ones mix into theirs.
+
+    A class of its own, which wrappers that rebuild the tuples and dicts of a call's arguments leave alone.
+    """
+
+    values: Tensor | None = None
+
+
 class Context(NamedTuple):
     """Optional inputs of every block of a stack besides the stream.
 
@@ -23,6 +32,7 @@ class Context(NamedTuple):
         memory: (B, S, D), input of cross-attention.
         memory_mask: like `mask`, for cross-attention.
         cache: keys and values of earlier tokens.
+        first: holder for a value residual; None for none.
     """
 
     mask: Tensor | None = None
@@ -31,6 +41,7 @@ class Context(NamedTuple):
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
     cache: Cache | None = None
+    first: First | None = None
 
 
 NOTHING = Context()

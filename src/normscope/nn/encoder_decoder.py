@@ -15,7 +15,7 @@ from normscope.nn.context import Cache
 from normscope.nn.embedding import Embedding, require_ids
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
-from normscope.nn.output import Output, with_loss
+from normscope.nn.output import Output
 from normscope.nn.placement import Where
 from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
@@ -78,7 +78,7 @@ class EncoderDecoder(WholeModel):
             decoder_ids = shifted(labels)
         memory_BSD = self.encode(ids, attention_mask)
         logits_BTV = self.decode(decoder_ids, memory_BSD, attention_mask, decoder_attention_mask)
-        return with_loss(logits_BTV, labels)
+        return self._output(logits_BTV, labels)
 
     def encode(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, S) ids → the memory (B, S, D) that the decoder attends to."""

@@ -14,7 +14,7 @@ from normscope.nn.context import Cache
 from normscope.nn.embedding import Embedding, require_ids, require_left_padding, require_mask
 from normscope.nn.generate import resting, write_on
 from normscope.nn.head import Head
-from normscope.nn.output import Output, with_loss
+from normscope.nn.output import Output
 from normscope.nn.placement import Where
 from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
@@ -56,7 +56,7 @@ class LanguageModel(Stack, WholeModel):
         logits_BTV = self.head(self.run(self.embedding(ids, position_BT), context))
         if cache is not None:
             cache.length += ids.shape[1]
-        return with_loss(logits_BTV, labels)
+        return self._output(logits_BTV, labels)
 
 
 class Decoder(LanguageModel):

@@ -101,6 +101,49 @@ class Derf(nn.Module):
         return torch.erf(self.scale * x + self.shift) * self.weight + self.bias
 
 
+class SeeDNorm(nn.Module):
+    """(γ + α tanh(x·β)) ⊙ x/√(mean x² + ε) over the features (Cai et al. 2025, arXiv:2510.22777).
+
+    The gain of each feature depends on the token, so that part of the length of x survives. γ and α start at
+    1 and β at 0, which is RMSNorm. The formula was read in a transcription of the paper, which leaves out the
+    initial values: these are ours.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.direction = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        x_wide = wide(x)
+        amount = torch.tanh((x_wide * wide(self.direction)).sum(-1, keepdim=True))
+        gain = wide(self.weight) + wide(self.scale) * amount
+        return (gain * nn.functional.rms_norm(x_wide, self.weight.shape, eps=self.eps)).to(x.dtype)
+
+
+class BHyT(nn.Module):
+    """γ tanh(λ x/(κ √(mean x² + ε))) over the features, λ one learnt number from 2, κ = 10 (Byun et al. 2025,
+    arXiv:2601.09719).
+
+    As `BHyT_Star` in the authors' code, with exact statistics in every norm. Their cheaper form estimates the
+    statistics of a block's second norm from those of its first.
+    """
+
+    kappa = 10.0
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.full((1,), 2.0))
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        normed = nn.functional.rms_norm(wide(x), self.weight.shape, eps=self.eps)
+        return (wide(self.weight) * torch.tanh(wide(self.scale) * normed / self.kappa)).to(x.dtype)
+
+
 NORMS: Mapping[str, Callable[[int, float], nn.Module]] = MappingProxyType(
     {
         "layernorm": lambda width, eps: LayerNorm(width, eps=eps),
@@ -112,6 +155,8 @@ NORMS: Mapping[str, Callable[[int, float], nn.Module]] = MappingProxyType(
         "groupnorm": GroupNorm,
         "dyt": lambda width, eps: DyT(width),
         "derf": lambda width, eps: Derf(width),
+        "seednorm": SeeDNorm,
+        "bhyt": BHyT,
         "none": lambda width, eps: NoNorm(),
     }
 )

@@ -11,6 +11,8 @@ from normscope.nn.joins import Join, Scaled
 from normscope.nn.placement import NeedsDepth, Placement, Rule, Slot, Where, one
 
 QKNorm = Literal["head", "full", "cosine", "unit"]
+AttentionGate = Literal["head", "element"]
+ValueResidual = Literal["half", "learnt"]
 Role = Literal["q", "k", "v", "o", "up", "gate", "down"]
 
 
@@ -43,6 +45,10 @@ class Inside:
         before_down: a norm before `down` in the feed-forward (Sub-LN, NormFormer).
         head_gain: a learnt gain for each head (NormFormer).
         hidden_gain: a learnt gain for each hidden unit of the feed-forward, times √width (nGPT).
+        attention_gate: None, or what σ(W x) multiplies between the attention and `o`, with x the branch's
+            input: each head ("head") or each feature ("element"; Qiu et al. 2025, arXiv:2505.06708).
+        value_residual: None, or how the values of block 2 and later contain those of block 1 (ResFormer, Zhou
+            et al. 2024, arXiv:2410.17897): "half" is ½v + ½v₁, "learnt" is (1 − λ)v + λv₁, λ from ½.
         linear: class of the branches' linear maps, a name of `LINEARS`.
     """
 
@@ -52,6 +58,8 @@ class Inside:
     before_down: bool = False
     head_gain: bool = False
     hidden_gain: bool = False
+    attention_gate: AttentionGate | None = None
+    value_residual: ValueResidual | None = None
     linear: str = "plain"
 
 

@@ -9,6 +9,7 @@ from normscope.nn.drawn import remember
 from normscope.nn.embedding import Embedding
 from normscope.nn.head import Head
 from normscope.nn.initialise import ROLES, initialise_ends
+from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
 from normscope.nn.schemes import scheme_named
 from normscope.nn.stack import Stack
@@ -18,11 +19,17 @@ from normscope.nn.tensors import unit, wide
 class WholeModel(nn.Module):
     """Base class of the models: blocks, and the modules outside them."""
 
+    config: ModelConfig
+
     def _finish(self, config: ModelConfig, first: Where) -> None:
         """Draw the weights outside the blocks, with embeddings for the place `first`; ends a constructor."""
         initialise_ends(self, first, scheme_named(config.scheme).initialisation, config.init)
         onto_sphere(self)
         remember(self)
+
+    def _output(self, logits: Tensor, labels: Tensor | None) -> Output:
+        """The output with its loss; z-loss counts in train mode only, so that losses of eval mode compare."""
+        return with_loss(logits, labels, self.config.z_loss if self.training else 0.0)
 
     def after_step(self) -> None:
         """Normalise nGPT's matrices; call this after each optimiser step."""

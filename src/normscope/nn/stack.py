@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normscope.nn.block import Block
 from normscope.nn.config import ModelConfig
-from normscope.nn.context import NOTHING, Context
+from normscope.nn.context import NOTHING, Context, First
 from normscope.nn.joins import State
 from normscope.nn.norms import NoNorm
 from normscope.nn.placement import Slot, Where
@@ -58,6 +58,7 @@ class Stack(nn.Module):
 
         With `config.checkpoint` each block keeps only its input and runs again in the backward pass.
         """
+        context = context._replace(first=First())
         state: State = self.scheme.join.enter(x_BTD, lambda x: self.entry_norm(x, context.real))
         for block in self.blocks:
             if self.checkpointed and self.training and torch.is_grad_enabled() and context.cache is None:

@@ -13,7 +13,7 @@ from normscope.nn.config import ModelConfig
 from normscope.nn.context import Context
 from normscope.nn.embedding import Positioned
 from normscope.nn.head import Head
-from normscope.nn.output import Output, with_loss
+from normscope.nn.output import Output
 from normscope.nn.placement import Where
 from normscope.nn.sphere import WholeModel
 from normscope.nn.stack import Stack
@@ -44,7 +44,7 @@ class Vision(Stack, WholeModel):
         position_1T = torch.arange(x_BTD.shape[1], device=x_BTD.device)[None]
         context = Context(rotation=self.patches.rotation(position_1T, x_BTD.dtype))
         x_BTD = self.run(self.patches.place(x_BTD, position_1T), context)
-        return with_loss(self.head(x_BTD.mean(dim=1)), labels)
+        return self._output(self.head(x_BTD.mean(dim=1)), labels)
 
 
 class Patches(Positioned):

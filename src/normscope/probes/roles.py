@@ -33,7 +33,7 @@ def role_masks(
         operands = (
             [captured.get(getattr(a, OPERANDS[role])) for a in branch.attention] if role in OPERANDS else []
         )
-        reached = [_reached(operand, output) for operand in operands if operand is not None]
+        reached = [reached(operand, output) for operand in operands if operand is not None]
         if features is not None and reached:
             mask = torch.zeros(weight.shape[projection.feature_axis], dtype=torch.bool, device=weight.device)
             mask[features] = torch.stack(reached).any(0)
@@ -60,7 +60,7 @@ def _features(output: Tensor, weight: Tensor, axis: int) -> Tensor | None:
     return used if len(used) == output.shape[-1] else None
 
 
-def _reached(operand: Tensor, output: Tensor) -> Tensor:
+def reached(operand: Tensor, output: Tensor) -> Tensor:
     """Features of `output` (…, features) that the operand depends on: bool (features,).
 
     The cotangent is random, because a norm on q would map a constant one to zero.

@@ -27,6 +27,51 @@ Norms and factors that depend on depth are shown for {SAMPLE_DEPTH} blocks. *Rea
 
 `normscope schemes --format markdown > docs/schemes.md` writes this page from `normscope.nn.SCHEMES`.
 """
+_OPTIONS = (
+    (
+        "`attention_gate=head` or `element`",
+        "`o(σ(W x) ⊙ attention(x))`, one gate for each head, or for each feature",
+        "Qiu et al. 2025, arXiv:2505.06708, as in their code; with a bias unless `bias=false`",
+    ),
+    (
+        "`value_residual=half`",
+        "v of block l ≥ 2 is `½v + ½v₁`, v₁ the values of block 1",
+        "Zhou et al. 2024 (ResFormer), arXiv:2410.17897, as in their code",
+    ),
+    (
+        "`value_residual=learnt`",
+        "`(1 − λ)v + λv₁`, one λ for each block, ½ at the start",
+        "modded-nanogpt's record of 2024-11-06",
+    ),
+    (
+        "`z_loss=1e-4`",
+        "loss of train mode: cross-entropy + `z_loss · mean log² Z`, Z = Σ exp(logits)",
+        "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, as in OLMo's code",
+    ),
+    (
+        "`norm=seednorm`, `bhyt`, `dyt`, `derf`, …",
+        "another norm in the slots of a scheme",
+        "the schemes of these names",
+    ),
+)
+"""Option of the models, its formula and its source."""
+_FOOT = f"""
+## Options
+
+These go with any scheme: `nn:decoder,scheme=pre,attention_gate=head`, or in Python
+`build("decoder", attention_gate="head")`.
+
+| option | formula | source |
+|---|---|---|
+{chr(10).join(f"| {' | '.join(row)} |" for row in _OPTIONS)}
+
+## Not built
+
+Published schemes whose formula could not be found in full, in reference code or in the paper's text:
+
+- **SpanNorm** (Wang et al. 2026, arXiv:2601.22580). Only the abstract was found. It names a residual that
+  spans the whole block, a norm of the sum at its end, and a scaling by depth; the scaling was not found.
+"""
 
 
 def print_schemes(rows: Sequence[Row], console: Console | None = None) -> None:
@@ -50,7 +95,7 @@ def page_of_schemes(rows: Sequence[Row]) -> str:
     for row in rows:
         lines += ["", f"## {row.name}", ""]
         lines += [f"- **{label}**: {words}" for label, words in _lines(row, "`")]
-    return "\n".join([_HEAD, *lines, ""])
+    return "\n".join([_HEAD, *lines, _FOOT])
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[RenderableType]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normscope.errors import UsageError, describe, suggest
+from normscope.interrupts import Ended
 from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.own_run import Run
 from normscope.subjects.spec import GRAMMAR, Spec
@@ -36,6 +37,8 @@ def call_factory(spec: Spec) -> tuple[nn.Module, Any, LossFn | None, Run | None]
             return factory, None, None, None
         try:
             made = factory(**spec.options)
+        except Ended:
+            raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
@@ -53,21 +56,45 @@ def _import(spec: Spec) -> ModuleType:
     is_file = spec.name.endswith(".py") or "/" in spec.name
     try:
         return _import_file(spec) if is_file else _import_module(spec)
-    except UsageError:
+    except (UsageError, Ended):
         raise
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        do = f"install {missing} or fix the import" if missing else "fix the file"
         raise UsageError(
             f'"{spec.name}" of "{spec.text}" raised {describe(error)}',
             "code that can be imported",
-            f"fix the file; {_TRACEBACK}",
+            f"{do}; {_TRACEBACK}",
         ) from error
 
 
 def _import_file(spec: Spec) -> ModuleType:
+    """Import a file as `python file.py` would, or as a module of its package if it has relative imports."""
     path = Path(spec.name).expanduser()
     if not path.is_file():
         raise UsageError(f'"{spec.name}" of "{spec.text}" (not found)', "a Python file", "check the path")
-    _first_on_path(path.resolve().parent)  # like `python file.py`
+    root, name = _package_of(path.resolve())
+    _last_on_path(root)
+    _first_on_path(path.resolve().parent)
+    try:
+        return _import_alone(path, spec)
+    except ImportError as error:
+        if "no known parent package" not in str(error):
+            raise
+    return importlib.import_module(name)
+
+
+def _package_of(path: Path) -> tuple[Path, str]:
+    """The folder that holds the package of a file, and the file's name as a module of it."""
+    root = path.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    if root == path.parent:  # a package without an __init__.py, if it is one
+        root = root.parent
+    return root, ".".join(path.relative_to(root).with_suffix("").parts)
+
+
+def _import_alone(path: Path, spec: Spec) -> ModuleType:
     # The file's own name could shadow a library: it may be torch.py.
     found = importlib.util.spec_from_file_location(f"normscope_subject_{path.stem}", path)
     if found is None or found.loader is None:
@@ -84,6 +111,7 @@ def _import_file(spec: Spec) -> ModuleType:
 
 def _import_module(spec: Spec) -> ModuleType:
     _first_on_path(Path.cwd())
+    _last_on_path(Path.cwd() / "src")
     try:
         return importlib.import_module(spec.name)
     except ModuleNotFoundError as error:
@@ -96,6 +124,11 @@ def _import_module(spec: Spec) -> ModuleType:
 def _first_on_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def _last_on_path(folder: Path) -> None:
+    if folder.is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _find(spec: Spec, module: ModuleType) -> Callable[..., Any]:

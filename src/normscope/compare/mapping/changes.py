@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.compare.holdings import At, Held, Holdings, Piece
+from normscope.compare.holdings import Held, Holdings
+from normscope.compare.pieces import At, Piece
 from normscope.compare.types import Weights
 
 _EQUAL = 1e-6

@@ -1,19 +1,23 @@
 """`map_weights`: A's weights as those of B.
 
 given     a map of the user
+by parts  parameters of weights that both models compute in one way
 by use    each piece of B's parameter from the piece of A that has the same use at the aligned place
 by name   what is left, where the names and shapes are mostly the same in both
+by place  the only one of its kind and shape that is left in a branch
 by rest   what is left: equal values, then the most similar name among those of one shape (a guess)
 """
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normscope.compare.holdings import Held, Holdings, Piece, Slot
+from normscope.compare.holdings import Held, Holdings
+from normscope.compare.pieces import Piece, Slot
 from normscope.compare.rows import OUTSIDE, Rows
 from normscope.compare.types import Weights
 from normscope.errors import UsageError, suggest
@@ -29,40 +33,54 @@ class CannotMapError(Exception):
 
 @dataclass
 class _Found:
-    """Pieces that were found so far."""
+    """The parameters of B that have a partner, and those of A that are one.
+
+    A computed weight that has a partner stands for the parameters that it is made of.
+    """
 
     values: dict[str, Tensor] = field(default_factory=dict)
     made_from: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    covered: set[str] = field(default_factory=set)
     misfits: list[str] = field(default_factory=list)
 
-    def put(self, name: str, value: Tensor, sources: Iterable[str], how: str) -> None:
-        """Note a parameter of B."""
-        self.values[name] = value
-        self.made_from[name] = (tuple(dict.fromkeys(sources)), how)
-        self.used.update(sources)
+    def put(self, to: Held, value: Tensor, sources: Iterable[Held], how: str) -> None:
+        """Note a parameter or computed weight of B."""
+        sources = list(sources)
+        self.values[to.name] = value
+        self.made_from[to.name] = (tuple(dict.fromkeys(each.name for each in sources)), how)
+        self.covered.update([to.name, *to.made_of])
+        self.used.update(name for each in sources for name in (each.name, *each.made_of))
 
 
-def map_weights(a: Holdings, b: Holdings, rows: Rows, given: Mapping[str, str] | None = None) -> Weights:
+def map_weights(
+    a: Holdings, b: Holdings, rows: Rows, given: Mapping[str, str] | None = None, *, as_made: bool = False
+) -> Weights:
     """A's weights in B's layout.
 
     Args:
         given: parameter of B → parameter of A, for those that the user maps.
+        as_made: whether the values that both models compute their weights to are mapped, not the parameters
+            that they compute them from; those are mapped only where both have the same.
 
     Raises:
         CannotMapError: they have other shapes, or too little has a partner.
         UsageError: `given` names a parameter that does not exist, or whose shape does not fit.
     """
     found = _Found()
+    a, b = a.seen(as_made=as_made), b.seen(as_made=as_made)
     _by_map(a, b, given or {}, found)
+    if not as_made:
+        _by_parts(a, b, rows, found)
     _by_use(a, b, rows, found)
     if has_same_layout(a, b):
         _copied(a, b, found)
+    _by_place(a, b, rows, found)
     _by_value(a, b, found)
     _by_name(a, b, found)
-    only_a = tuple(each.name for each in a.held if each.name not in found.used)
-    only_b = tuple(each.name for each in b.held if each.name not in found.values)
+    only_a = tuple(name for name in a.named() if name not in found.used)
+    only_b = tuple(name for name in b.named() if name not in found.covered)
     _require_most(a, b, found, only_b)
     return Weights(found.values, found.made_from, only_a, only_b, tuple(found.guessed))
 
@@ -94,7 +112,7 @@ def _by_map(a: Holdings, b: Holdings, given: Mapping[str, str], found: _Found) -
                 "two parameters of one shape, or one the transpose of the other",
                 "remove the line, or map another parameter",
             )
-        found.put(name, value, [origin], "by the given map")
+        found.put(names_b[name], value, [names_a[origin]], "by the given map")
 
 
 def _fitted(source: Held, to: Held) -> Tensor | None:
@@ -125,11 +143,24 @@ def _scattered(held: Held, pieces: Iterable[tuple[Piece, Tensor]]) -> Tensor:
 
 def _copied(a: Holdings, b: Holdings, found: _Found) -> None:
     names = a.named()
+    for name, to in b.named().items():
+        if name in names and name not in found.covered:
+            found.put(to, names[name].value.clone(), [names[name]], "by its name")
+
+
+def _by_parts(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
+    """The parameters of computed weights that both models compute from the same ones."""
+    slots = {piece.slot: held for held in a.held if held.made_of for piece in held.pieces}
+    named_a, named_b = a.named(), b.named()
     for to in b.held:
-        source = names.get(to.name)
-        if source is None or to.name in found.values:
+        partners = [slots.get(slot) for p in to.pieces if (slot := _slot_in_a(p.slot, rows)) is not None]
+        source = partners[0] if to.made_of and partners else None
+        if source is None or sorted(source.made_of.values()) != sorted(to.made_of.values()):
             continue
-        found.put(to.name, source.value.clone(), [to.name], "by its name")
+        ordered = [sorted(each.made_of, key=each.made_of.__getitem__) for each in (source, to)]
+        for name_a, name_b in zip(*ordered, strict=True):
+            found.put(named_b[name_b], named_a[name_a].value.clone(), [named_a[name_a]], "as a part of it")
+        found.covered.add(to.name)
 
 
 def _factor(source: Held, part: Piece, to: Held, piece: Piece, is_given: bool) -> float:
@@ -149,10 +180,10 @@ def _factor(source: Held, part: Piece, to: Held, piece: Piece, is_given: bool) -
 def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
     slots = {piece.slot: (held, piece) for held in a.held for piece in held.pieces}
     for to in b.held:
-        if to.name in found.values or not to.pieces:
+        if to.name in found.covered or not to.pieces:
             continue
         made: list[tuple[Piece, Tensor]] = []
-        sources: list[str] = []
+        sources: list[Held] = []
         words: list[str] = []
         for piece in to.pieces:
             slot = _slot_in_a(piece.slot, rows)
@@ -166,7 +197,7 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
                         found.misfits.append(_misfit(held, other, to, piece))
                     continue
                 made.append((piece, value))
-                sources.append(held.name)
+                sources.append(held)
                 words.append(_words(held, other, piece))
             elif slot is not None and (plain := _plain(piece, slot, slots, a)) is not None:
                 made.append((piece, plain))
@@ -175,7 +206,7 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
         tied = len(to.pieces) > 1 and len(made) < len(to.pieces) and covered >= to.value.numel()
         if made and (len(made) == len(to.pieces) or tied):
             how = "; ".join(dict.fromkeys(word for word in words if word))
-            found.put(to.name, _scattered(to, reversed(made)), sources, how or "by its use")
+            found.put(to, _scattered(to, reversed(made)), sources, how or "by its use")
 
 
 def _slot_in_a(slot: Slot, rows: Rows) -> Slot | None:
@@ -234,10 +265,30 @@ def _misfit(held: Held, source: Piece, to: Held, piece: Piece) -> str:
 
 def _left(a: Holdings, b: Holdings, found: _Found) -> Iterator[tuple[Held, list[Held]]]:
     """The parameters of B without a partner, each with those of A that are left and have its shape."""
-    for to in b.held:
-        if to.name not in found.values:
-            free = [each for each in a.held if each.name not in found.used]
+    for to in b.named().values():
+        if to.name not in found.covered:
+            free = [each for each in a.named().values() if each.name not in found.used]
             yield to, [each for each in free if each.value.shape == to.value.shape]
+
+
+def _by_place(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
+    """The only map or bias of one shape that is left at its place, where a role is not known on one side."""
+
+    def left(holdings: Holdings, done: set[str]) -> list[tuple[Held, Piece]]:
+        free = [each for each in holdings.held if each.name not in done and len(each.pieces) == 1]
+        return [(held, held.pieces[0]) for held in free if held.pieces[0].slot.kind in ("matrix", "bias")]
+
+    places: dict[tuple[Any, ...], list[list[tuple[Held, Piece]]]] = {}
+    for side, pairs in enumerate((left(a, found.used), left(b, found.covered))):
+        for held, piece in pairs:
+            at = rows.to_a.get(piece.slot.at) if side else piece.slot.at
+            if at is not None and min(at) >= 0:
+                key = (at, piece.slot.kind, tuple(piece.elements.shape))
+                places.setdefault(key, [[], []])[side].append((held, piece))
+    for ours, theirs in places.values():
+        if len(ours) == len(theirs) == 1:
+            (source, part), (to, piece) = ours[0], theirs[0]
+            found.put(to, _scattered(to, [(piece, _gathered(source, part))]), [source], "by its place")
 
 
 def _by_value(a: Holdings, b: Holdings, found: _Found) -> None:
@@ -247,7 +298,7 @@ def _by_value(a: Holdings, b: Holdings, found: _Found) -> None:
             continue
         same = [each for each in free if torch.equal(each.value, to.value)]
         if len(same) == 1:
-            found.put(to.name, same[0].value.clone(), [same[0].name], "by its values")
+            found.put(to, same[0].value.clone(), same, "by its values")
 
 
 def _by_name(a: Holdings, b: Holdings, found: _Found) -> None:
@@ -257,7 +308,7 @@ def _by_name(a: Holdings, b: Holdings, found: _Found) -> None:
         ranked = sorted(likely, key=lambda each: -_likeness(each.name, to.name))
         if not ranked or _likeness(ranked[0].name, to.name) < 0.4:
             continue
-        found.put(to.name, ranked[0].value.clone(), [ranked[0].name], "guessed by its name and shape")
+        found.put(to, ranked[0].value.clone(), ranked[:1], "guessed by its name and shape")
         found.guessed.append(to.name)
 
 
@@ -279,12 +330,12 @@ def _require_most(a: Holdings, b: Holdings, found: _Found, only_b: tuple[str, ..
         first, others = found.misfits[0], len(found.misfits) - 1
         more = f", and {others} more" if others else ""
         raise CannotMapError(f"the weights cannot be mapped: {first}{more}")
-    total = sum(each.value.numel() for each in b.held)
     names = b.named()
+    total = sum(each.value.numel() for each in names.values())
     missing = sum(names[name].value.numel() for name in only_b)
     if missing > total / 2 or not found.values:
         shown = ", ".join(only_b[:3]) + (", …" if len(only_b) > 3 else "")
         raise CannotMapError(
-            f"the weights cannot be mapped: {len(only_b)} of B's {len(b.held)} parameters have no partner "
+            f"the weights cannot be mapped: {len(only_b)} of B's {len(names)} parameters have no partner "
             f"in A ({shown}); map them with --map FILE"
         )

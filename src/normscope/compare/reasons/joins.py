@@ -1,5 +1,6 @@
 """Join of a branch and the stream: the scales of both, and where the residual comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +37,13 @@ class Join:
         source: name of the step that the branch is added to.
         stream: factor on it.
         branch: factor on the output of the last projection (after its norm): a number, or one per feature.
+        others: factors on the outputs of parallel branches.
     """
 
     source: str
     stream: float
     branch: float | Tensor
+    others: tuple[float, ...] = ()
 
 
 def reasons(scene: Scene) -> Reasons:
@@ -62,6 +65,7 @@ def reasons(scene: Scene) -> Reasons:
     if known:
         sources = (a.source, known[0]) if a.source != "none" else (known[0],)
         factors = (a.stream, a.branch) if a.source != "none" else (a.branch,)
+        sources, factors = (*sources, *scene.b.parallel), (*factors, *a.others)
         patches = scene.b.patch("sum", "combine", sources, factors=factors, **extra)
     if a.source != b.source:
         message = f"The branch is added to {_source(a.source)} in A and to {_source(b.source)} in B."
@@ -73,6 +77,10 @@ def reasons(scene: Scene) -> Reasons:
         right: Any = "one for each feature" if isinstance(b.branch, Tensor) else b.branch
         message = tell("The factor on the branch", a.branch, right)
         yield Reason("branch-scale", "sum", a.branch, right, message, patches)
+    for left, other in zip(a.others, b.others, strict=False):
+        if left != other:
+            message = tell("The factor on the branch that is parallel to this one", left, other)
+            yield Reason("branch-scale", "sum", left, other, message, patches)
 
 
 def _source(name: str) -> str:
@@ -92,7 +100,8 @@ def _last(scene: Scene) -> str | None:
 def _outputs(half: Half) -> list[str]:
     """Steps that may be the added term without its scale: the last norm, else the projection."""
     names = [half.slots["out"]] if "out" in half.slots else []
-    return [name for name in (*names, "o", "down", "output") if name in half.steps]
+    total = half.steps["sum"].numel() if "sum" in half.steps else 0
+    return [n for n in (*names, "o", "down", "output") if n in half.steps and half.steps[n].numel() == total]
 
 
 def _read(half: Half) -> Join | None:
@@ -103,7 +112,7 @@ def _read(half: Half) -> Join | None:
     outputs = _outputs(half)
     if not outputs:
         return None
-    output = half.steps[outputs[0]]
+    output, others = half.steps[outputs[0]], half.all_of(*half.parallel) or ()
     sources = [
         ("entry", half.steps.get("entry")),
         ("norm 0", half.steps.get("norm 0")),
@@ -113,9 +122,9 @@ def _read(half: Half) -> Join | None:
     for name, source in sources:
         if source is None or source.numel() != total.numel() or output.numel() != total.numel():
             continue
-        stream, branch, gap = _combination(source.flatten(), output.flatten(), total.flatten())
+        (stream, branch, *rest), gap = _combination((source, output, *others), total)
         if gap < FITS and (best is None or gap < 0.1 * best[0]):
-            best = gap, Join(name, _tidy(stream), _tidy(branch))
+            best = gap, Join(name, _tidy(stream), _tidy(branch), tuple(map(_tidy, rest)))
     if best is not None:
         return best[1]
     c, gap = factor(total, output.reshape(total.shape))
@@ -127,18 +136,16 @@ def _tidy(value: float) -> float:
     return clean(value) if abs(rounded - value) > 1e-9 * max(1.0, abs(value)) else rounded
 
 
-def _combination(x: Tensor, y: Tensor, total: Tensor) -> tuple[float, float, float]:
-    """α, β and the residual of total ≈ α·x + β·y, which keeps a β of a small y."""
-    pair = torch.stack([x / x.norm().clamp_min(1e-300), y / y.norm().clamp_min(1e-300)], 1)
-    solution = torch.linalg.lstsq(pair, total[:, None]).solution[:, 0]
-    rest = total - pair @ solution
-    alpha, beta = (
-        float(solution[0] / x.norm().clamp_min(1e-300)),
-        float(solution[1] / y.norm().clamp_min(1e-300)),
-    )
-    part = max(abs(beta) * float(y.norm()), 1e-300)
+def _combination(terms: Sequence[Tensor], total: Tensor) -> tuple[list[float], float]:
+    """Factors of total ≈ α·stream + β·branch + …, and a residual that keeps a β of a small branch."""
+    flat, whole = [term.flatten() for term in terms], total.flatten()
+    sizes = torch.stack([each.norm().clamp_min(1e-300) for each in flat])
+    units = torch.stack(flat, 1) / sizes
+    solution = torch.linalg.lstsq(units, whole[:, None]).solution[:, 0]
+    rest = float((whole - units @ solution).norm())
+    part = max(float(solution[1].abs()), 1e-300)
     # The residual is relative to the branch, whose part in the sum may be small.
-    return alpha, beta, float(rest.norm()) / min(part, float(total.norm()))
+    return (solution / sizes).tolist(), rest / min(part, float(whole.norm()))
 
 
 def _dropouts(scene: Scene, last: str) -> Reasons:

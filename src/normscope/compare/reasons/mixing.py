@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from normscope.compare.formulas import merge_heads, softmax
-from normscope.compare.reasons.operands import _order, _split_sentence, read_operand
+from normscope.compare.reasons.operands import _order, _split_sentence, clips, read_operand
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -127,8 +127,13 @@ def _values(scene: Scene) -> Reasons:
         heads=x.shape[-1] // y.shape[-1],
         split=a.split,
         times=a.times,
+        clip=a.clip,
         groups=torch.tensor(a.groups),
     )
+    if a.clip != b.clip:
+        left, right = clips(a, b)
+        message = tell("The clip of the values", left, right)
+        yield Reason("qkv-clip", "value", left, right, message, patches)
     if a.split != b.split:
         message = _split_sentence("The values", a.split, b.split)
         yield Reason("head-split", "value", a.split, b.split, message, patches)

@@ -77,7 +77,7 @@ class Operand:
         norming: arguments of the formula of a QK-norm, with "norm_over"; None without one.
         rotation: None without one.
         times: factor on it.
-        normed: the operand after split and norm, before the rotation.
+        clip: largest entry of the projection's output that is kept; None where all are.
     """
 
     split: str
@@ -85,6 +85,7 @@ class Operand:
     norming: Mapping[str, Any] | None
     rotation: Rotation | None
     times: float
+    clip: float | None = None
 
 
 def read_operand(half: Half, before: str, after: str) -> Operand | None:
@@ -99,9 +100,26 @@ def read_operand(half: Half, before: str, after: str) -> Operand | None:
     heads = x.shape[-1] // features
     if y.shape[1] % heads:
         return None
-    splits = ("heads", "interleaved", "unmoved")
+    found_whole = _way(half, x, y, heads, after)
+    if found_whole is None and (clip := _clip(half)) is not None:
+        clipped = _way(half, x.clamp(-clip, clip), y, heads, after)
+        return None if clipped is None else replace(clipped, clip=clip)
+    return found_whole
+
+
+def _clip(half: Half) -> float | None:
+    """The largest value, where several are that large."""
+    values = half.steps.get("value")
+    if values is None:
+        return None
+    largest = float(values.abs().max())
+    return largest if int((values.abs() == largest).sum()) > values.shape[1] else None
+
+
+def _way(half: Half, x: Tensor, y: Tensor, heads: int, after: str) -> Operand | None:
+    """Way from the projection's output x, which may be clipped, to the operand y."""
     for norming, normed in _normed(half, x, heads, after):
-        for split in splits:
+        for split in ("heads", "interleaved", "unmoved"):
             z = (
                 split_heads(normed, heads, split)
                 if norming is None or norming["norm_over"] == "full"
@@ -303,6 +321,9 @@ def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> 
     def reason(name: str, left: Any, right: Any, message: str) -> Reason:
         return Reason(name, after, left, right, message, _patch(scene, before, after, a, b))
 
+    if a.clip != b.clip:
+        left, right = clips(a, b)
+        yield reason("qkv-clip", left, right, tell(f"The clip of the {word}", left, right))
     if a.split != b.split:
         yield reason("head-split", a.split, b.split, _split_sentence(f"The {word}", a.split, b.split))
     if a.groups != b.groups and len(a.groups) == len(b.groups):
@@ -343,7 +364,7 @@ def _rotations(a: Rotation | None, b: Rotation | None, word: str, reason: Any) -
         yield reason("rotary-layout", a.layout, b.layout, message)
     if a.base is not None and b.base is not None and abs(a.base - b.base) > 1e-3 * a.base:
         yield reason("rotary-base", a.base, b.base, tell("The base of the rotary positions", a.base, b.base))
-    elif (a.base is None) != (b.base is None):
+    elif (a.base is None) != (b.base is None) and min(a.width, b.width) > 2:
         words = [
             "its frequencies follow no base" if r.base is None else f"base {figure(r.base)}" for r in (a, b)
         ]
@@ -368,6 +389,11 @@ def _is_near(a: float | None, b: float | None) -> bool:
     return a == b or (a is not None and b is not None and abs(a - b) < 1e-3 * abs(a))
 
 
+def clips(a: Operand, b: Operand) -> list[str]:
+    """The largest kept values of both sides, in words."""
+    return ["none" if each.clip is None else figure(each.clip) for each in (a, b)]
+
+
 def _patch(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> tuple[Any, ...]:
     x = scene.b.steps[before]
     norming = dict(a.norming) if a.norming is not None else {}
@@ -381,6 +407,7 @@ def _patch(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> tup
         heads=x.shape[-1] // features,
         split=a.split,
         times=b.times,
+        clip=a.clip,
         rotation=None if a.rotation is None else a.rotation.options(),
         groups=torch.tensor(a.groups),
         **norming,

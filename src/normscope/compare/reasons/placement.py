@@ -3,7 +3,7 @@
 from typing import Any
 
 from normscope.compare.reasons.norms import options_of
-from normscope.compare.reasons.scene import Reason, Reasons, Scene, distance, tell
+from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, distance, tell
 from normscope.compare.types import Patch
 
 _FIRST = ("q", "k", "v", "up", "gate")
@@ -23,10 +23,14 @@ def is_alike(scene: Scene) -> bool:
     return set(scene.a.slots) == set(scene.b.slots)
 
 
+def end_of(half: Half) -> str:
+    """Name of the step that is the stream after the branch, and after a norm on the stream."""
+    return half.slots.get("stream", "sum")
+
+
 def is_same_end(scene: Scene) -> bool:
     """Whether the stream after the branch, and after a norm on the stream, is the same."""
-    ends = [half.steps.get(half.slots.get("stream", "sum")) for half in (scene.a, scene.b)]
-    a, b = ends
+    a, b = (half.steps.get(end_of(half)) for half in (scene.a, scene.b))
     return a is not None and b is not None and distance(a, b) < scene.tolerance
 
 
@@ -39,14 +43,14 @@ def _patches(scene: Scene) -> tuple[Patch, ...]:
         elif slot in here and slot not in there:
             options = options_of(scene.a, here[slot])
             if slot == "in":
-                patches += _inserted(scene, options)
+                patches += fed_by(scene, ("entry",), options)
             else:
                 patches += scene.b.patch("output" if slot == "out" else "sum", "norm_of_itself", **options)
     return tuple(patches)
 
 
-def _inserted(scene: Scene, options: dict[str, Any]) -> list[Patch]:
-    """B's first projections read the norm of the stream instead of the stream."""
+def fed_by(scene: Scene, sources: tuple[str, ...], options: dict[str, Any]) -> list[Patch]:
+    """B's first projections read the norm of the sources' sum."""
     patches: list[Patch] = []
     branch = scene.b.branch
     assert branch is not None
@@ -65,7 +69,7 @@ def _inserted(scene: Scene, options: dict[str, Any]) -> list[Patch]:
         patches += scene.b.patch(
             f"whole {role}",
             "linear",
-            ("entry",),
+            sources,
             parameters=parameters,
             feature_axis=projection.feature_axis,
             **options,

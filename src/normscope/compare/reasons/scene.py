@@ -41,6 +41,8 @@ class Half:
         block_entry: the stream at the entry of the block.
         gradients: gradient of the loss in a step, by name.
         slots: "in", "out" or "stream" → name of the norm there.
+        before, after: steps that are outputs of the branches before and after this one that are parallel to
+            it: their sum with the stream is one.
     """
 
     steps: Mapping[str, Tensor]
@@ -51,6 +53,13 @@ class Half:
     block_entry: Tensor | None = None
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
     slots: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    @property
+    def parallel(self) -> tuple[str, ...]:
+        """Steps that are outputs of parallel branches."""
+        return (*self.before, *self.after)
 
     def all_of(self, *names: str) -> tuple[Tensor, ...] | None:
         """The tensors of these steps, None where one is missing."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from normscope.anatomy import Anatomy, Norm
+from normscope.anatomy import Anatomy, Norm, Site
 from normscope.compare.holdings import Holdings
 from normscope.compare.reasons.scene import SAME, At, Half, Scene
 from normscope.compare.types import Step
@@ -37,6 +37,11 @@ class Map:
         """Names of the steps of a branch in the order of the forward."""
         keys = [key for key in self.order if key[:3] == number]
         return [key[3] for key in sorted(keys, key=self.order.__getitem__)]
+
+    def shared(self, number: Number) -> set[Site]:
+        """Sites of the tensors of earlier branches in the block."""
+        s, i, n = number
+        return {at.site for key, at in self.places.items() if key[:2] == (s, i) and 0 <= key[2] < n}
 
 
 def map_of(holdings: Holdings) -> Map:
@@ -129,19 +134,30 @@ def _scene(
 ) -> Scene:
     halves = []
     for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
-        branch = side.map.anatomy.stacks[at[0]].blocks[at[1]].branches[at[2]]
+        branches = side.map.anatomy.stacks[at[0]].blocks[at[1]].branches
+        branch, first = branches[at[2]], (at[0], at[1], 0)
         half = _half(side, steps.get(at, {}), at)
-        entry = steps.get((at[0], at[1], 0), {}).get("entry")
+        entry = steps.get(first, {}).get("entry")
+        places, tensors = dict(half.places), dict(half.steps)
+        names: dict[bool, list[str]] = {True: [], False: []}
+        for n, other in enumerate(branches):
+            output = steps.get((*at[:2], n), {}).get("output")
+            if n != at[2] and other.sum == branch.sum and output is not None and output.value is not None:
+                names[n < at[2]].append(name := f"output of branch {n}")
+                tensors[name], places[name] = output.value, side.map.places[output.key]
+        if entry is not None:
+            places["block entry"] = side.map.places[entry.key]
         halves.append(
-            Half(
-                half.steps,
-                half.parameters,
-                branch,
-                {f"norm {n}": norm for n, norm in enumerate(branch.norms)},
-                half.places,
-                None if entry is None else entry.value,
-                half.gradients,
-                {slot: key[3] for key, slot in side.map.slots.items() if key[:3] == at},
+            replace(
+                half,
+                steps=tensors,
+                branch=branch,
+                norms={f"norm {n}": norm for n, norm in enumerate(branch.norms)},
+                places=places,
+                block_entry=None if entry is None else entry.value,
+                slots={slot: key[3] for key, slot in side.map.slots.items() if key[:3] == at},
+                before=tuple(names[True]),
+                after=tuple(names[False]),
             )
         )
     kind = halves[1].branch.kind if halves[1].branch is not None else "other"

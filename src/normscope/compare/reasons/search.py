@@ -15,11 +15,13 @@ from normscope.compare.patches import Formula, tensors_at
 from normscope.compare.reasons import (
     activation,
     ends,
+    experts,
     joins,
     logits,
     mixing,
     norms,
     operands,
+    parallel,
     placement,
     projections,
 )
@@ -38,6 +40,7 @@ FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
     "embedding": (norms.reasons, ends.embedding),
     "head": (norms.reasons, ends.head),
     "attention": (
+        parallel.reasons,
         placement.reasons,
         norms.reasons,
         projections.reasons,
@@ -47,10 +50,12 @@ FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
         joins.reasons,
     ),
     "feed-forward": (
+        parallel.reasons,
         placement.reasons,
         norms.reasons,
         projections.reasons,
         activation.reasons,
+        experts.reasons,
         joins.reasons,
     ),
 }
@@ -168,6 +173,8 @@ def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, 
     values: dict[object, Patch] = {}
     steps = {step.key: step.value for step in a.steps}
     for number, partner in to_a.items():
+        if _is_later(map_b, number) or _is_later(a.map, partner):
+            continue  # it reads the entry of the first one, where the other side's may read another tensor
         names = ("entry",) if number[2] >= 0 else ("final norm in",) if number[0] >= 0 > number[1] else ()
         for name in names:
             at, value = map_b.places.get((*number, name)), steps.get((*partner, name))
@@ -179,6 +186,13 @@ def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, 
     return tuple(values.values())
 
 
+def _is_later(side: Map, number: Number) -> bool:
+    """Whether a branch is parallel to one before it."""
+    s, i, n = number
+    branches = side.anatomy.stacks[s].blocks[i].branches if min(number) >= 0 else ()
+    return any(each.sum == branches[n].sum for each in branches[: max(n, 0)])
+
+
 def _size(shape: tuple[int, ...]) -> int:
     size = 1
     for each in shape:
@@ -188,16 +202,18 @@ def _size(shape: tuple[int, ...]) -> int:
 
 def _confirm(result: Search, placed: Sequence[Placed]) -> None:
     """Note whether the difference at each reason's step has vanished."""
-    by_number = {one.b: one.scene for one in placed}
+    by_number = {one.b: one for one in placed}
     for each in result.found:
-        scene = by_number.get(each.b)
-        if scene is None or not each.reason.patches or any(map(_is_given, each.reason.patches)):
+        one = by_number.get(each.b)
+        if one is None or not each.reason.patches or any(map(_is_given, each.reason.patches)):
             continue
-        step = each.reason.step
+        scene = one.scene
         if each.reason.name == "placement":
+            if _site(scene, placement.end_of(scene.b)) in _elsewhere(result, one):
+                continue
             is_same = placement.is_same_end(scene)
         else:  # queries and keys are judged by their product
-            is_same = scene.is_same(_judged(scene, step))
+            is_same = scene.is_same(_judged(scene, each.reason.step))
         # A reason that was found later may patch the same tensor for another scene.
         each.is_confirmed = each.is_confirmed or is_same
 
@@ -239,7 +255,7 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
             known.add(key)
             some = True
             yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
-            if reason.name == "placement":
+            if reason.name in ("parallel", "placement"):
                 return  # the steps of the two do not correspond before it is undone
     is_random = any(where == one.b and name == "dropout-left-on" for where, name, _ in known)
     if some or is_random or (one.b, UNKNOWN, apart) in known:
@@ -279,7 +295,7 @@ _ORDER = (
 def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     """First step at which the scene's sides part, among those that every implementation shares."""
     if not placement.is_alike(scene):
-        end = scene.b.slots.get("stream", "sum")
+        end = placement.end_of(scene.b)
         return None if placement.is_same_end(scene) or _site(scene, end) in elsewhere else "sum"
     names = [
         name
@@ -288,9 +304,16 @@ def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     ]
     ends = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind)
     if ends is None:  # the added term alone may stand before or after a scale
-        end = scene.b.slots.get("stream", "sum")
-        ends = (end,) if scene.both(end) is not None else ("output",)
+        end = placement.end_of(scene.b)
+        is_whole = scene.both(end) is not None and (scene.is_same(end) or not _is_shared(scene))
+        ends = (end,) if is_whole else ("output",)
     return names[0] if any(name in ends for name in names) else None
+
+
+def _is_shared(scene: Scene) -> bool:
+    """Whether the sum has terms of parallel branches that are judged first."""
+    others = {*scene.a.parallel, *scene.b.parallel}
+    return bool(scene.a.after or scene.b.after) or not all(scene.is_same(name) for name in others)
 
 
 def _site(scene: Scene, name: str) -> Site | None:
@@ -304,6 +327,8 @@ def explained(a: Sequence[Step], b: Sequence[Step], to_a: Mapping[Number, Number
         partner = to_a.get(step.key[:3])
         if partner is None or step.value is None or step.key[3] not in ("entry", "hidden", OUTPUT):
             continue
+        if partner[2] >= 0:
+            continue  # branches may be parallel on one side
         value = left.get((*partner, step.key[3]))
         if value is not None and distance(value, step.value) > tolerance:
             return False

@@ -94,6 +94,20 @@ DERF = Scheme(
     "Chen et al. 2025, arXiv:2512.10938",
     norm="derf",
 )
+SEEDNORM = Scheme(
+    "seednorm",
+    "x + F(N(x)), N(x) = (γ + α tanh(x·β)) ⊙ x/√(mean x² + ε), β = 0 at the start",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Cai et al. 2025, arXiv:2510.22777, from a transcription; initial values are ours",
+    norm="seednorm",
+)
+BHYT = Scheme(
+    "bhyt",
+    "x + F(N(x)), N(x) = γ tanh(λx/(κ√(mean x² + ε))), λ = 2 at the start, κ = 10",
+    norms_at(Slot.BRANCH_IN, Slot.FINAL),
+    "Byun et al. 2025, arXiv:2601.09719, with exact statistics in every norm (`BHyT_Star` in their code)",
+    norm="bhyt",
+)
 SCALENORM = Scheme(
     "scalenorm",
     "x + F(N(x)), N(x) = g x/‖x‖; weights of variance 2/(5d)",

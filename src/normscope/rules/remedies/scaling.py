@@ -65,7 +65,8 @@ def scale_as_deepnorm(subject: Subject, anatomy: Anatomy) -> None:
             ends = list(projections((branch,), "o", "down"))
             if not ends:
                 raise NotApplicable(f"the last map of {branch.site} was not found")
-            for _, projection in [*ends, *projections((branch,), "up", "gate", whole=False)]:
+            entries = ("up", "gate") if branch.kind == "feed-forward" else ("up",)
+            for _, projection in [*ends, *projections((branch,), *entries, whole=False)]:
                 multiply(parameters[projection.parameter], shrink)
             for name, rows in values.get(branch.site, {}).items():
                 _multiply_rows(parameters[name], rows, shrink)
