@@ -123,6 +123,10 @@ PLANTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"eps": 1e-3, "base": 500.0}, ["norm-eps", "rotary-base", "final-norm-eps"]),
     ("gpt", {"activation": "relu", "scale": 0.1, "only": 1}, ["attention-scale", "activation"]),
     ("bert", {"branch_scale": 0.5, "activation": "silu"}, ["branch-scale", "activation"]),
+    ("gpt bert", {"heads": 8}, ["heads"]),
+    ("gpt bert", {"heads": 1, "eps": 1e-3}, ["norm-eps", "heads", "final-norm-eps"]),
+    ("gpt bert", {"late_bias": True, "eps": 1e-3}, ["norm-eps", "final-norm-eps"]),
+    ("gpt bert", {"late_bias": True, "activation": "relu"}, ["activation"]),
     ("gpt llama", {"parallel": True}, ["parallel"]),
     ("phi", {"parallel": False}, ["parallel"]),
     ("gpt", {"parallel": True, "activation": "relu", "only": 1}, ["parallel", "activation"]),
@@ -172,6 +176,13 @@ def test_another_way_of_writing_gives_no_reason(base: str, style: str) -> None:
     assert result.found == []
     assert result.is_explained
     assert result.forwards == 2
+
+
+@pytest.mark.parametrize("base", ["gpt", "bert"])
+def test_a_bias_that_is_added_after_the_sum_gives_no_reason(base: str) -> None:
+    result = searched(plain(base), opened(base, {"late_bias": True}))
+    assert result.found == []
+    assert result.is_explained
 
 
 @pytest.mark.parametrize("base", BASES)

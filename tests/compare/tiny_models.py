@@ -53,6 +53,7 @@ class Options:
     stream_scale: float = 1.0
     residual: str = "stream"
     parallel: bool = False
+    late_bias: bool = False
     dropout: float = 0.0
     output_scale: float = 1.0
     output_cap: float | None = None
@@ -140,7 +141,7 @@ class Attention(nn.Module):
             y = y.permute(0, 2, 3, 1).flatten(2)
         else:
             y = y.transpose(1, 2).flatten(2)
-        return self.o_proj(y)
+        return F.linear(y, self.o_proj.weight) if o.late_bias else self.o_proj(y)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o, tokens = self.o, q.shape[-2]
@@ -243,6 +244,8 @@ class Block(nn.Module):
         if o.branch_scale != 1.0:
             y = o.branch_scale * y
         x = skip + y
+        if o.late_bias and isinstance(branch, Attention):
+            x = x + branch.o_proj.bias
         return norm(x) if o.placement == "post" else x
 
 

@@ -169,6 +169,7 @@ NAMES: dict[str, str] = {
     "residual-source": "The branch is added to another tensor, such as the norm's output.",
     "value-scale": "The values of the attention have another factor.",
     "expert-weights": "A token's experts are summed with other weights, such as normalised ones.",
+    "pooling": "The head reads another hidden state, such as the mean of all tokens.",
     "qkv-clip": "Queries, keys and values are clipped at another value, or on one side alone.",
     "hidden-scale": "The output of the activation has another factor.",
     "weight-scale": "The output of a projection has another factor.",

@@ -234,6 +234,25 @@ def operand(
     return times * z
 
 
+def attention(
+    y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    query: Mapping[str, Any],
+    key: Mapping[str, Any],
+    value: Mapping[str, Any],
+    logits: Mapping[str, Any],
+    merge: str,
+) -> Tensor:
+    """The mixed values from the projections' outputs; `query` and others are options of `operand`."""
+    parts = ((q, query), (k, key), (v, value))
+    query_BHTK, key_BHTK, value_BHTK = (operand(x, x, **options) for x, options in parts)
+    weights = attend(y, query_BHTK, key_BHTK, **logits).softmax(-1).nan_to_num(0.0)
+    return merge_heads(weights @ value_BHTK, merge).reshape(y.shape)
+
+
 def split_heads(x: Tensor, heads: int, split: str = "heads") -> Tensor:
     """(B, T, H·K) → (B, H, T, K).
 
@@ -309,6 +328,7 @@ FORMULAS: Mapping[str, Callable[..., Tensor]] = {
     "rescale_logits": rescale_logits,
     "hide": hide,
     "attend": attend,
+    "attention": attention,
     "softmax": softmax,
     "operand": operand,
     "mix": mix,

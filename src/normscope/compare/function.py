@@ -40,7 +40,7 @@ from normscope.compare.walkers import CannotFeedError, Walker, fed
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
-_VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights")
+_VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights", "pooling")
 """Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
 
 

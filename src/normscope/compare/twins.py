@@ -16,7 +16,7 @@ from normscope.compare.holdings import Holdings, holdings_of
 from normscope.compare.made import made_in, values_of
 from normscope.compare.side import NotGivenError
 from normscope.compare.types import Patch, Step
-from normscope.compare.walk import Twin, twin_of
+from normscope.compare.walk import Twin, reread, twin_of
 from normscope.subjects.subject import Subject
 
 _OPEN: dict[int, "tuple[Anatomy, _Built | None, Twin | None]"] = {}
@@ -68,6 +68,15 @@ def open_twin(subject: Subject, anatomy: Anatomy) -> Opened:
     table = next(tables, None)
     vocabulary = None if table is None else int(table.elements.shape[0])
     return Opened(holdings, parts_of(subject), vocabulary)
+
+
+def reopen_twin(subject: Subject, anatomy: Anatomy, opened: Opened, parts: Mapping[str, Tensor]) -> Opened:
+    """The model read again on the batch that it is fed, of other shapes; one forward."""
+    _, _, twin = _OPEN[id(anatomy)]
+    assert twin is not None
+    again = reread(twin, batch_with(subject, parts).batch)
+    _OPEN[id(anatomy)] = (anatomy, None, again)
+    return replace(opened, holdings=holdings_of(again, opened.holdings.is_given))
 
 
 def feed_twin(subject: Subject, anatomy: Anatomy, parts: Mapping[str, Tensor]) -> Fed:

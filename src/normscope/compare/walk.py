@@ -156,6 +156,13 @@ class Twin:
             return read(found)
 
     @contextmanager
+    def own_weights(self) -> Iterator[nn.Module]:
+        """The model with its own weights, for a forward in float64."""
+        self._put({}, shaken=False)
+        with exact():
+            yield self.model
+
+    @contextmanager
     def _world(
         self, weights: Mapping[str, Tensor] | None, patches: Sequence[Patch], shaken: bool
     ) -> Iterator[nn.Module]:
@@ -267,6 +274,14 @@ def twin_of(subject: Subject, rebuilt: nn.Module | None = None) -> Twin:
     with exact():
         graph = record_forward(model, _wide_batch(subject.batch))
     return Twin(subject, model, rough, graph, assemble(graph), forwards=1)
+
+
+def reread(twin: Twin, batch: Batch) -> Twin:
+    """The same model with its reading on another batch: one forward."""
+    with twin.own_weights() as model:
+        graph = record_forward(model, _wide_batch(batch))
+    forwards = twin.forwards + 1
+    return Twin(twin.subject, twin.model, twin.rough, graph, assemble(graph), forwards, twin.masks)
 
 
 @torch.no_grad()
@@ -438,6 +453,7 @@ class _Maker:
     def branch(self, at: tuple[int, int, int], branch: Branch) -> list[Place]:
         """The places of a branch, in the order of the forward; `sum` comes last of those that tie."""
         found = [self.place((*at, "entry"), branch.site, branch.entry)]
+        biased = self.biased(branch.sum)
         for n, norm in enumerate(branch.norms):
             found.append(self.place((*at, f"norm {n} in"), norm.path, norm.input))
             found.append(self.place((*at, f"norm {n}"), norm.path, norm.output))
@@ -458,7 +474,9 @@ class _Maker:
             found.append(self.place((*at, "logits"), branch.site, attention.logits, pairs_last))
             found.append(self.place((*at, "probabilities"), branch.site, attention.probabilities, pairs_last))
         found.append(self.place((*at, "output"), branch.site, branch.output))
-        found.append(self.place((*at, "sum"), branch.site, branch.sum))
+        found.append(self.place((*at, "sum"), branch.site, branch.sum if biased is None else biased))
+        if biased is not None:  # what is added to the stream lacks the bias
+            found = [place for place in found if place.key[3] not in ("o", "down", "output")]
         names: dict[str, int] = {}
         unique = []
         for place in found:
@@ -466,6 +484,16 @@ class _Maker:
             numbered = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
             unique.append(Place(numbered, place.name, place.site, place.layout, place.index))
         return sorted(unique, key=lambda place: place.index)
+
+    def biased(self, site: Site) -> Site | None:
+        """The sum with a bias that is added to it right after the join, as in `x + y @ w + bias`."""
+        value = self.value(site)
+        users = [] if value is None else value.users
+        for op in users:
+            terms = [v for v in op.inputs if v is not value]
+            if op.base == "add" and len(terms) == 1 and terms[0].is_weight and len(terms[0].shape) == 1:
+                return op.outputs[0].site
+        return None
 
 
 def _read_by(op: Op) -> Value | None:

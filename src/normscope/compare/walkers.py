@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.compare.feed import Fed, shortened, with_decoder_ids
 from normscope.compare.side import Side
-from normscope.compare.twins import Opened, feed_twin, walk_twin
+from normscope.compare.twins import Opened, feed_twin, reopen_twin, walk_twin
 from normscope.compare.types import Patch, Step
 from normscope.compare.walk import OUTSIDE
 
@@ -91,7 +91,19 @@ def fed(a: Side, b: Side, first: Opened, second: Opened) -> tuple[Walker, Walker
     real = _real(parts)
     sizes = (first.vocabulary, second.vocabulary)
     columns = None if None in sizes or sizes[0] == sizes[1] else min(size or 0 for size in sizes)
-    return Walker(a, first, parts, real, columns), Walker(b, second, parts, real, columns), notes
+    one, two = (_walker(side, opened, parts, real, columns) for side, opened in ((a, first), (b, second)))
+    return one, two, notes
+
+
+def _walker(
+    side: Side, opened: Opened, parts: Mapping[str, Tensor], real: Tensor | None, columns: int | None
+) -> Walker:
+    """A walker, whose model is read again where its batch had tokens of another number."""
+    own = {role: tensor.shape for role, tensor in opened.parts.items()}
+    is_other = any(own.get(role, tensor.shape) != tensor.shape for role, tensor in parts.items())
+    if not is_other:
+        return Walker(side, opened, parts, real, columns)
+    return Walker(side, side.run(reopen_twin, opened, parts), parts, real, columns, forwards=1)
 
 
 def _largest_id(parts: Mapping[str, Tensor]) -> int:

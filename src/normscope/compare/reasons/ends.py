@@ -1,5 +1,6 @@
 """Ways into the first block and out of the last: scale of the embedding, positions, final norm, head."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ def embedding(scene: Scene) -> Reasons:
     if ("embedding norm" in scene.a.norms) != ("embedding norm" in scene.b.norms):
         yield from _normed(scene)
     if a is None or b is None:
+        yield from _added(scene)
         return
     if isinstance(a, float) or isinstance(b, float):
         words = [f"rate {figure(each)}" if isinstance(each, float) else "none" for each in (a, b)]
@@ -64,6 +66,25 @@ def embedding(scene: Scene) -> Reasons:
         message = tell("The factor on the token embeddings", *(_root(scene, each.times) for each in (a, b)))
         yield reason("embedding-scale", a.times, b.times, message, by=a.times)
     yield from _positions(a, b, reason)
+
+
+def _added(scene: Scene) -> Reasons:
+    """What one side adds to the stream that the other one does not, where the embeddings are unknown."""
+    step = sum_step(scene.b)
+    both = scene.both(step)
+    if both is None or both[0][0].shape != both[1][0].shape or both[0][0].dim() != 3:
+        return
+    rest = both[0][0] - both[1][0]
+    what = rest.mean(0)
+    if len(rest) < 2 or residual(what.expand_as(rest), rest) > FITS:
+        return
+    of_a, of_b = _table(scene.a, what) is not None, _table(scene.b, -what) is not None
+    words = ["added to the embeddings" if each else "none" for each in (of_a, of_b)]
+    message = "The positions that are added at the entry have other values in A than in B."
+    if of_a != of_b:
+        message = tell("The position embedding", *words)
+    patches = scene.b.patch(step, "add", what=what)
+    yield Reason("positions", step, words[0], words[1], message, patches)
 
 
 def sum_step(half: Half) -> str:
@@ -151,7 +172,8 @@ def _read(half: Half) -> Embedded | float | None:
 
 
 def _table(half: Half, positions: Tensor) -> tuple[str, int] | None:
-    for name, value in half.parameters.items():
+    for name, parameter in half.parameters.items():
+        value = parameter.squeeze(0) if parameter.dim() == 3 else parameter
         if value.dim() == 2 and value.shape[-1] == positions.shape[-1] and len(value) >= len(positions):
             for first in range(min(8, len(value) - len(positions) + 1)):
                 if residual(value[first : first + len(positions)], positions) < FITS:
@@ -170,6 +192,11 @@ def head(scene: Scene) -> Reasons:
         return
     (left,), (right,) = both
     if left.shape != right.shape:
+        return
+    if (pools := [_pool(half) for half in (a, b)]) and None not in pools and pools[0] != pools[1]:
+        message = tell("The hidden state that the head reads", *pools)
+        patches: tuple[Patch, ...] = (Patch("output", "", ("set", {"value": left})),)
+        yield Reason("pooling", output, pools[0], pools[1], message, patches)
         return
     c, gap = factor(left, right)
     if gap < FITS:
@@ -222,6 +249,29 @@ def _final_norm(scene: Scene) -> Reason:
         )
     patches = scene.b.patch("hidden", "norm_of_itself", **options_of(scene.a, "final norm"))
     return Reason("final-norm", "hidden", words[0], words[1], message, patches)
+
+
+_POOLS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "the first token's": lambda x: x[:, 0],
+    "the last token's": lambda x: x[:, -1],
+    "the mean of all tokens": lambda x: x.mean(1),
+    "the mean of all tokens but the first": lambda x: x[:, 1:].mean(1),
+    "the maximum over all tokens": lambda x: x.amax(1),
+}
+
+
+def _pool(half: Half) -> str | None:
+    """The hidden state that a linear head reads, for one output a sequence; None where none fits."""
+    hidden, output = half.steps["hidden"], half.steps["output of the model"]
+    if hidden.dim() != 3 or output.dim() != 2:
+        return None
+    for name, value in half.parameters.items():
+        if tuple(value.shape) == (output.shape[-1], hidden.shape[-1]):
+            bias = half.parameters.get(f"{name.rpartition('.')[0]}.bias", torch.zeros(()))
+            for words, pool in _POOLS.items():
+                if residual(pool(hidden) @ value.mT + bias, output) < FITS:
+                    return words
+    return None
 
 
 def _cap(y: Tensor, x: Tensor) -> float | None:

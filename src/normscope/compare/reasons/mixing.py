@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from normscope.compare.formulas import merge_heads, softmax
-from normscope.compare.reasons.operands import _order, _split_sentence, clips, read_operand
+from normscope.compare.reasons.operands import _order, _split_sentence, clips, operand_options, read_operand
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -120,16 +120,7 @@ def _values(scene: Scene) -> Reasons:
     if a is None or b is None or scene.is_same("value"):
         return
     x, y = scene.b.steps["v"], scene.b.steps["value"]
-    patches = scene.b.patch(
-        "value",
-        "operand",
-        ("v",),
-        heads=x.shape[-1] // y.shape[-1],
-        split=a.split,
-        times=a.times,
-        clip=a.clip,
-        groups=torch.tensor(a.groups),
-    )
+    patches = scene.b.patch("value", "operand", ("v",), **operand_options(a, x.shape[-1] // y.shape[-1]))
     if a.clip != b.clip:
         left, right = clips(a, b)
         message = tell("The clip of the values", left, right)
@@ -146,7 +137,7 @@ def _values(scene: Scene) -> Reasons:
 
 
 def _merge(scene: Scene) -> Reasons:
-    a, b = _merged(scene.a), _merged(scene.b)
+    a, b = merged(scene.a), merged(scene.b)
     if a is None or b is None or a == b:
         return
     value = scene.b.steps["value"]
@@ -170,7 +161,7 @@ def _merge(scene: Scene) -> Reasons:
         yield Reason("head-order", "mixed", list(orders[0]), list(orders[1]), message, patches)
 
 
-def _merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:
+def merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:
     """Merging of the heads, and their order (None: their own)."""
     found = half.all_of("probabilities", "value", "mixed")
     if found is None or found[0].dim() != 4 or found[1].dim() != 4:

@@ -24,6 +24,8 @@ from normscope.compare.reasons.scene import (
     tell,
 )
 
+OPERANDS = {"q": "query", "k": "key", "v": "value"}
+"""Output of a projection → operand that is made of it."""
 _UNTURNED = 1e-11
 _EPS = (
     1e-6,
@@ -395,23 +397,23 @@ def clips(a: Operand, b: Operand) -> list[str]:
 
 
 def _patch(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> tuple[Any, ...]:
-    x = scene.b.steps[before]
-    norming = dict(a.norming) if a.norming is not None else {}
-    if norming.get("weight") is not None and b.norming is not None and b.norming["weight"] is not None:
-        norming |= {"weight": b.norming["weight"]}
-    features = scene.b.steps[after].shape[-1]
-    return scene.b.patch(
-        after,
-        "operand",
-        (before,),
-        heads=x.shape[-1] // features,
-        split=a.split,
-        times=b.times,
-        clip=a.clip,
-        rotation=None if a.rotation is None else a.rotation.options(),
-        groups=torch.tensor(a.groups),
-        **norming,
-    )
+    options = operand_options(a, scene.b.steps[before].shape[-1] // scene.b.steps[after].shape[-1])
+    if options.get("weight") is not None and b.norming is not None and b.norming["weight"] is not None:
+        options |= {"weight": b.norming["weight"]}
+    return scene.b.patch(after, "operand", (before,), **{**options, "times": b.times})
+
+
+def operand_options(found: Operand, heads: int) -> dict[str, Any]:
+    """Arguments of the formula `operand`."""
+    return {
+        "heads": heads,
+        "split": found.split,
+        "times": found.times,
+        "clip": found.clip,
+        "rotation": None if found.rotation is None else found.rotation.options(),
+        "groups": torch.tensor(found.groups),
+        **(found.norming or {}),
+    }
 
 
 def _split_sentence(subject: str, a: str, b: str) -> str:

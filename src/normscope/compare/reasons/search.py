@@ -16,6 +16,7 @@ from normscope.compare.reasons import (
     activation,
     ends,
     experts,
+    heads,
     joins,
     logits,
     mixing,
@@ -44,6 +45,7 @@ FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
         placement.reasons,
         norms.reasons,
         projections.reasons,
+        heads.reasons,
         operands.reasons,
         logits.reasons,
         mixing.reasons,
@@ -255,7 +257,7 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
             known.add(key)
             some = True
             yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
-            if reason.name in ("parallel", "placement"):
+            if reason.name in ("parallel", "placement", "heads"):
                 return  # the steps of the two do not correspond before it is undone
     is_random = any(where == one.b and name == "dropout-left-on" for where, name, _ in known)
     if some or is_random or (one.b, UNKNOWN, apart) in known:
