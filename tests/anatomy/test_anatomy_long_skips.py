@@ -45,8 +45,9 @@ class Speedrun(nn.Module):
     embedding; behind the last block a share of the middle is taken out; a final norm without weights.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, blended: range | None = None) -> None:
         super().__init__()
+        self.blended = range(depth) if blended is None else blended
         self.tokens, self.values = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(SmallBlock() for _ in range(depth))
         self.keep, self.again = nn.Parameter(torch.ones(depth)), nn.Parameter(torch.full((depth,), 0.1))
@@ -58,7 +59,8 @@ class Speedrun(nn.Module):
         x = torch.cat([x[:, :1], x[:, 1:] + torch.sigmoid(self.smear(x[:, 1:, :4])) * x[:, :-1]], 1)
         first = x
         for index, block in enumerate(self.blocks):
-            x = self.keep[index] * x + self.again[index] * first
+            if index in self.blended:
+                x = self.keep[index] * x + self.again[index] * first
             x = block(x, self.values(ids))
             if index == len(self.blocks) // 2:
                 middle = x
@@ -129,7 +131,14 @@ def test_a_speed_run_gpt_is_read_whole(depth: int) -> None:
     ]
     assert read.final_norm is not None
     assert read.final_norm.weight is None
+    assert {branch.scheme for branch in read.branches} == {"nanochat"}
     adds_up(model, anatomy, ids)
+
+
+def test_the_embedding_in_some_blocks_alone_is_no_scheme() -> None:
+    anatomy = read_anatomy(Speedrun(4, range(2, 4)), token_ids())
+    assert [skip.into for skip in anatomy.stacks[0].long_skips] == ["blocks.2", "blocks.3", ""]
+    assert {branch.scheme for branch in anatomy.branches} == {None}
 
 
 def test_the_share_that_is_taken_out_is_a_long_skip_behind_the_last_block() -> None:

@@ -303,6 +303,35 @@ def _kromhc(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
     return final(_manifold(subs, x, mixing).sum(-2))
 
 
+@reference("attnres", "block-attnres")
+def _attnres(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    """Blocks of sums as in the authors' pseudocode: `completed` ones and the `partial` one."""
+    in_blocks = subs[0].join.opens != subs[1].join.opens
+    completed, partial, h = [], x, x
+    for s in subs:
+        if s.kind == "attention" if in_blocks else True:
+            completed, partial = [*completed, partial], torch.zeros_like(x)
+        partial = partial + s.F(s.n_in(h))
+        v = [*completed, partial]
+        w, gain = s.join.query, s.join.key_norm.weight
+        scores = [
+            (w * gain * (v_i / (v_i.square().mean(-1, keepdim=True) + 1e-6).sqrt())).sum(-1) for v_i in v
+        ]
+        total = sum(torch.exp(score) for score in scores)
+        h = sum((torch.exp(score) / total)[..., None] * v_i for score, v_i in zip(scores, v, strict=True))
+    return final(h)
+
+
+@reference("nanochat")
+def _nanochat(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
+    x = first = entry(x)
+    for s in subs:
+        if s.kind == "attention":
+            x = s.join.stream_scale * x + s.join.embedding_scale * first
+        x = x + s.F(s.n_in(x))
+    return final(x)
+
+
 @reference("ngpt")
 def _ngpt(subs: list[Sub], x: Tensor, entry: Map, final: Map) -> Tensor:
     x = x / x.norm(dim=-1, keepdim=True)

@@ -56,7 +56,18 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 # Tracing the backward too takes three times as long, and depends on the join and on how weights are made.
-WITH_BACKWARD = ["plain", "post", "keel", "ngpt", "sigma-reparam", "siamesenorm", "mhc", "gtrxl"]
+WITH_BACKWARD = [
+    "plain",
+    "post",
+    "keel",
+    "ngpt",
+    "sigma-reparam",
+    "siamesenorm",
+    "mhc",
+    "gtrxl",
+    "attnres",
+    "nanochat",
+]
 
 
 @names

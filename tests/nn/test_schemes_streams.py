@@ -39,6 +39,7 @@ SMALL = {"width": 16, "heads": 2, "vocab": 11, "context": 16}
 STREAMS = [
     *("admin", "rezero", "skipinit", "fixup", "layerscale", "residual-dual", "b2t", "gpas"),
     *("siamesenorm", "parallel", "gtrxl", "highway", "hyper-connections", "mhc", "mhc-lite", "kromhc"),
+    *("attnres", "block-attnres", "nanochat"),
 ]
 names = pytest.mark.parametrize("name", STREAMS)
 
@@ -124,7 +125,8 @@ def test_between_blocks_a_single_stream_is_a_tensor(name: str) -> None:
     state = join.enter(torch.randn(1, 2, WIDTH, dtype=torch.float64), same)
     for residual, sub in zip(residuals[:3], subs[:3], strict=True):
         state = residual(state, sub.F)
-    assert isinstance(state, Tensor) == (name not in ("residual-dual", "siamesenorm"))
+    in_tuples = ("residual-dual", "siamesenorm", "attnres", "block-attnres", "nanochat")
+    assert isinstance(state, Tensor) == (name not in in_tuples)
 
 
 @names
@@ -151,7 +153,18 @@ def test_a_block_with_closed_branches_is_the_identity(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["residual-dual", "siamesenorm", "b2t", "parallel", "hyper-connections", "mhc", "mhc-lite", "kromhc"],
+    [
+        "residual-dual",
+        "siamesenorm",
+        "b2t",
+        "parallel",
+        "hyper-connections",
+        "mhc",
+        "mhc-lite",
+        "kromhc",
+        "attnres",
+        "nanochat",
+    ],
 )
 def test_one_stream_is_not_taken_for_several(name: str) -> None:
     """Else a batch of two would unpack into sequences, and four tokens would pass as four streams."""
@@ -173,6 +186,41 @@ def test_hyper_connections_start_as_n_pre_streams(num_streams: int) -> None:
         residual.norms.load_state_dict(other.norms.state_dict())
     expected = num_streams * run(scheme_named("pre").join, pre, subs, x, same, same)
     torch.testing.assert_close(run(join, hyper, subs, x, same, same), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_attention_residuals_start_as_means() -> None:
+    """Zero queries: h of branch l is the mean of the embedding and the outputs before it."""
+    join, _, subs = chain("attnres")
+    fresh = [Residual("attnres", where, WIDTH, norm="none").double() for where in PLACES]
+    x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    state, outputs = join.enter(x, same), [x]
+    for residual, sub in zip(fresh, subs, strict=True):
+        outputs.append(sub.F(state[0]))
+        state = residual(state, sub.F)
+        torch.testing.assert_close(state[0], torch.stack(outputs).mean(0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("depth", "outputs"), [(2, 3), (8, 9), (9, 6), (16, 9), (20, 8)])
+def test_block_attention_residuals_have_eight_sums_at_most(depth: int, outputs: int) -> None:
+    """The state holds h, the embedding and the sums over ⌈L/8⌉ blocks."""
+    model = build("decoder", scheme="block-attnres", depth=depth, **SMALL)
+    state = model.scheme.join.enter(torch.randn(1, 2, 16), same)
+    for block in model.blocks:
+        state = block(state)
+    assert len(state) == 1 + outputs
+
+
+def test_nanochat_starts_as_in_its_code() -> None:
+    model = build("decoder", scheme="nanochat", depth=5, **SMALL)
+    joins = [block.attention_residual.join for block in model.blocks]
+    expected = torch.tensor([[1.15, 1.125, 1.1, 1.075, 1.05], [0.2, 0.1625, 0.125, 0.0875, 0.05]])
+    found = torch.stack([torch.cat([j.stream_scale, j.embedding_scale]) for j in joins], dim=1)
+    torch.testing.assert_close(found, expected)
+    assert all(
+        not block.attention.o.weight.any() and not block.feed_forward.down.weight.any()
+        for block in model.blocks
+    )
+    assert all(block.feed_forward_residual.join.stream_scale is None for block in model.blocks)
 
 
 def test_sublayer_k_first_reads_stream_k_mod_n() -> None:

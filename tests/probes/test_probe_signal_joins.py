@@ -125,7 +125,12 @@ def test_the_share_is_that_of_plain_hooks_however_the_sum_is_written(
 
 def one_stream(name: str) -> bool:
     """Whether a scheme's state is one stream, and its sum linear in the branch (GTrXL's gate is not)."""
-    return SCHEMES[name].join.kind not in ("streams", "none") and name not in ("gtrxl", "b2t", "parallel")
+    return SCHEMES[name].join.kind not in ("streams", "none") and name not in (
+        "gtrxl",
+        "b2t",
+        "parallel",
+        "nanochat",
+    )
 
 
 @pytest.mark.parametrize("name", list(filter(one_stream, SCHEMES)))

@@ -72,7 +72,7 @@ def without_parameters():
 REMOTE = json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}})
 
 UNKNOWN_SCHEME = (
-    'scheme "per": expected one of the 44 that `normscope schemes` lists; the nearest name is "peri".'
+    'scheme "per": expected one of the 47 that `normscope schemes` lists; the nearest name is "peri".'
 )
 
 Case = tuple[str, Callable[[Path], str], tuple[str, ...]]

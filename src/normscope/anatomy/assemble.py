@@ -17,9 +17,10 @@ from normscope.anatomy.graph import Graph, Value, between
 from normscope.anatomy.long_skips import Rejoin, find_rejoins
 from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
+from normscope.anatomy.over_depth import attention_over_depth
 from normscope.anatomy.projections import owners, read_projections
 from normscope.anatomy.residual import Sum, find_sums, without
-from normscope.anatomy.schemes import name_schemes
+from normscope.anatomy.schemes import name_schemes, named_by_long_skips
 from normscope.anatomy.several import mixed_sums, one_stream, shared_terms
 from normscope.anatomy.stacks import name_stacks, stack_blocks
 from normscope.anatomy.streams import came_from, link, nearest, norms_on
@@ -57,6 +58,9 @@ def _assemble(graph: Graph) -> Anatomy:
     name_axes(graph.values)
     find_norms(graph.ops)
     attentions = find_attentions(graph.ops)
+    over_depth = attention_over_depth(graph.ops)
+    if over_depth is not None:
+        return Anatomy((), (over_depth,), graph.written_bytes)
     unread = opaque_ops(graph)
     sums, rejoins = _sums(graph, attentions)
     sums, nested = untangle(sums)
@@ -81,7 +85,10 @@ def _assemble(graph: Graph) -> Anatomy:
     unread += lost_parts(kept, attentions)
     ends = [(stack[0].sums[0].skip, stack[-1].sums[-1].leaving) for stack in found]
     missing = missing_from(unread, [set(between(*pair)) for pair in ends])
-    stacks = [replace(stack, complete=number not in missing) for number, stack in enumerate(stacks)]
+    stacks = [
+        named_by_long_skips(replace(stack, complete=number not in missing))
+        for number, stack in enumerate(stacks)
+    ]
     words = [gap.words for gap in unread] + ([] if stacks else [NO_RESIDUAL_SUM])
     return Anatomy(tuple(stacks), tuple(dict.fromkeys(words)), graph.written_bytes)
 

@@ -7,6 +7,7 @@ Post-LN, KEEL's first block like Pre-LN, and LayerNorm Scaling's factor depends 
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.inside import (
@@ -17,8 +18,10 @@ from normscope.anatomy.inside import (
     scalar_bias,
     value_normed,
 )
+from normscope.anatomy.types import Stack, at_call
 
 Blocks = list[list[FoundBranch]]
+BLENDED = "nanochat"
 WITHOUT_NORMS = "residual-no-norm"
 
 
@@ -34,6 +37,24 @@ def name_schemes(blocks: Blocks, complete: bool) -> None:
     if whole is not None and (complete or whole != WITHOUT_NORMS):
         for branch in _all(blocks):
             branch.scheme = whole
+
+
+def named_by_long_skips(stack: Stack) -> Stack:
+    """The stack with its branches named after nanochat where learnt shares of the stream and of its start are
+    added before every block.
+
+    In the first block both are the same value, so that only the others have a long skip.
+    """
+    learnt = [s for s in stack.long_skips if s.stream_scale == s.skip_scale == "learnt" and s.into]
+    entered = {at_call(block.path, block.call) for block in stack.blocks[1:]}
+    plain = all(branch.scheme is None and branch.placement == "pre" for branch in stack.branches)
+    if not plain or not entered or {s.into for s in learnt} != entered or len({s.source for s in learnt}) > 1:
+        return stack
+    blocks = (
+        replace(block, branches=tuple(replace(branch, scheme=BLENDED) for branch in block.branches))
+        for block in stack.blocks
+    )
+    return replace(stack, blocks=tuple(blocks))
 
 
 def _all(blocks: Blocks) -> list[FoundBranch]:

@@ -130,10 +130,15 @@ def two_streams(state: State) -> tuple[Tensor, Tensor]:
     Raises:
         UsageError: the state is a single tensor; with a batch of two it would unpack into sequences.
     """
+    first, second = several_streams(state)
+    return first, second
+
+
+def several_streams(state: State) -> tuple[Tensor, ...]:
+    """The tensors of a state that is a tuple of them; UsageError for the stream alone."""
     if isinstance(state, Tensor):
         raise _not_entered(state)
-    first, second = state
-    return first, second
+    return state
 
 
 def streams_in_one(state: State, num_streams: int) -> Tensor:
