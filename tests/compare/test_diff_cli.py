@@ -213,6 +213,17 @@ def _group(number: int) -> bool:
     return True
 
 
+def test_a_map_with_an_unknown_name_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "map.json").write_text('{"no.such.weight": "head.weight"}')
+    assert run(["diff", PRE, PRE, "--map", str(tmp_path / "map.json"), *FED]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no.such.weight" in err
+    assert err.count("\n") == 1
+
+
 def test_a_part_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(run: object) -> None:
         raise ValueError("a bug")

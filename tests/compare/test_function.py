@@ -37,13 +37,13 @@ def only(found: Diff) -> Difference:
 def test_equal_weights_are_compared_as_they_stand() -> None:
     found = compared(*pair())
     assert found.differences == ()
-    assert found.parts[0].said == "the same function to 0 as they stand"
+    assert found.parts[0].said == "exactly the same function as they stand"
 
 
 def test_other_fresh_weights_are_no_difference() -> None:
     found = compared(reimplemented.NanoGPT(), reimplemented.NanoGPT())
     assert found.differences == ()
-    assert found.parts[0].said.startswith("the same function to ")
+    assert found.parts[0].said == "exactly the same function"
 
 
 def _scaled(model: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_padded_vocabulary_is_compared_as_far_as_both_have_it() -> None:
     wide, plain = (f"nn:decoder,depth=2,width=32,heads=4,vocab={n}" for n in (300, 256))
     (part,) = compared(wide, plain).parts
     assert part.how == "partly"
-    assert part.said.startswith("the same function to ")
+    assert part.said == "exactly the same function"
     assert "first 256 outputs" in part.why[0]
 
 

@@ -223,6 +223,8 @@ def test_a_model_beside_a_report_is_checked_as_the_report_was(tmp_path: Path) ->
         ("missing.db", None, "missing.db"),
         ("notes.txt", "nothing", "notes.txt"),
         ("model.py", "", "name the factory too"),
+        ("weights.pt", "any", "weights without a model"),
+        ("weights.safetensors", "any", "write a factory"),
     ],
 )
 def test_a_file_that_is_no_report_is_refused(
@@ -235,9 +237,12 @@ def test_a_file_that_is_no_report_is_refused(
     assert words in str(refused.value)
 
 
-def test_a_folder_of_weights_is_told_its_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match='write "hf:'):
+@pytest.mark.parametrize(
+    ("config", "kind"), [("{}", "hf"), (b"\xff", "hf"), ('{"format": "normscope.model/1"}', "nn")]
+)
+def test_a_folder_of_weights_is_told_its_model(tmp_path: Path, config: str | bytes, kind: str) -> None:
+    (tmp_path / "config.json").write_bytes(config.encode() if isinstance(config, str) else config)
+    with pytest.raises(UsageError, match=f'write "{kind}:'):
         side_of(str(tmp_path), SETTINGS)
 
 

@@ -83,7 +83,10 @@ def test_only_a_confirmed_reason_is_called_the_reason(confirmed: bool | None, wo
 
 def test_a_difference_beside_the_same_function_is_not_called_another_function() -> None:
     only = replace(handmade.same(), differences=handmade.one().of(Part.STRUCTURE))
-    assert lead(only) == "Not the same model: the same function to 3e-12, but structure (1) differs."
+    words = within(only.differences[0].message)
+    assert lead(only) == (
+        f"Not the same model: the same function to 3e-12, but structure (1) differs: {words}"
+    )
 
 
 def test_gradients_that_differ_beside_equal_values_are_no_other_function() -> None:
@@ -132,6 +135,16 @@ def test_a_long_part_is_cut_and_says_so() -> None:
     shown = render_text(handmade.many(), 100)
     assert shown.count("  deviation  ") == MOST
     assert f"and {200 - MOST} more; --format json lists all" in shown
+
+
+@pytest.mark.parametrize("name", ["stack", "blocks", "branch"])
+def test_the_verdict_names_what_one_side_lacks(name: str) -> None:
+    diff = handmade.one()
+    words = "B has 1 of these that A lacks."
+    lacking = handmade.difference(Part.STRUCTURE, name, [(None, "h.9")], None, 1, message=words)
+    diff = replace(diff, differences=(*diff.differences, lacking))
+    assert lead(diff).endswith(f". {words}")
+    assert lead(replace(diff, differences=(lacking,))).endswith(f"structure (1) differs: {words}")
 
 
 def test_parts_that_share_a_reason_are_one_line() -> None:

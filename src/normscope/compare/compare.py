@@ -15,6 +15,7 @@ from normscope.compare.align import align
 from normscope.compare.differences import compare_structures, made_up_for
 from normscope.compare.draws import start_of
 from normscope.compare.function import compare as compare_functions
+from normscope.compare.given import MapError
 from normscope.compare.outcome import Outcome
 from normscope.compare.recipe import compare as compare_recipes
 from normscope.compare.recipe import recipe_of, recipe_of_report
@@ -243,7 +244,7 @@ def _outcome(run: Comparison, part: Part) -> Outcome:
     except NotGivenError as reason:
         return Outcome(Compared(part, "not", (f"one of the two {reason}",)))
     except UsageError as error:
-        if run.reraise:
+        if run.reraise or isinstance(error, MapError):
             raise
         return Outcome(Compared(part, "not", (str(error),)))
     except Exception as error:  # one part that fails must not lose the others

@@ -36,6 +36,7 @@ from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 from normscope.compare.walkers import CannotFeedError, Walker, fed
+from normscope.report.sites import compress
 
 _SEED = 1
 _MOSTLY = 0.5
@@ -317,12 +318,13 @@ class _Function:
         sites = tuple((self.one.site_at(each.a), self.two.site_at(each.b)) for each in group)
         size = max(each.relative for each in group)
         where = name_of_step(reason.step)
-        evidence = [f"The two part at {where}, by {amount(size)} of its largest value."]
+        evidence = [f"The two part at {where}, by {amount(size)} of its largest value."] if size else []
         if is_gradient:
             evidence = ["The values agree; the gradients of a random linear loss do not."]
         known = [each.is_confirmed for each in group]
-        if any(known):
-            evidence.append("The difference vanishes where this is undone in B.")
+        if num := sum(each is True for each in known):
+            where = "" if num == len(known) else f" at {num} of {len(known)} places"
+            evidence.append(f"The difference vanishes{where} where this is undone in B.")
         evidence += reason.others
         confirmed = None if all(each is None for each in known) else all(each is not False for each in known)
         name = "function" if reason.name == UNKNOWN else reason.name
@@ -354,7 +356,7 @@ class _Function:
 
     def _lacking(self) -> str:
         """A sentence on blocks and branches that one side lacks, where there are any."""
-        lacking = []
+        names_of: dict[str, list[str]] = {"A": [], "B": []}
         for walker, known, other in (
             (self.one, set(self.rows.to_b), "B"),
             (self.two, set(self.rows.to_a), "A"),
@@ -363,9 +365,8 @@ class _Function:
                 for i, block in enumerate(stack.blocks):
                     branches = [each.site for n, each in enumerate(block.branches) if (s, i, n) not in known]
                     names = [block.site] if (s, i, OUTSIDE) not in known else branches
-                    lacking += [f"{other} lacks {name}" for name in names]
-        shown = lacking[:3] + ([f"{len(lacking) - 3} more"] if len(lacking) > 3 else [])
-        return f" {'; '.join(shown)}." if lacking else ""
+                    names_of[other] += names
+        return "".join(f" {side} lacks {compress(names)}." for side, names in names_of.items() if names)
 
     # Result
 
@@ -375,7 +376,8 @@ class _Function:
             said = f"not the same function: {self.differences[0].message}"
         else:
             stand = f" {self.said}" if self.said else ""
-            said = f"the same function to {amount(largest)}{stand}"
+            same = f"the same function to {amount(largest)}" if largest else "exactly the same function"
+            said = f"{same}{stand}"
         figures = {
             "largest": largest,
             "largest_gradient": found.largest_gradient,

@@ -8,6 +8,11 @@ from typing import Any
 
 from normscope.errors import UsageError
 
+
+class MapError(UsageError):
+    """A line of the map does not fit the two models: an error of the call, so nothing is compared."""
+
+
 _EXPECTED = 'a JSON or TOML file of "name of a weight of B" = "name of a weight of A"'
 
 

@@ -1,7 +1,7 @@
 """Sides of a comparison from what the user gives: texts, modules, runs and reports."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from normscope.subjects.spec import parse
 
 _SHORT = 16
 """Tokens per sequence for models that do not fit into memory."""
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz", ".gguf")
+"""Endings of files of weights."""
 Given = Any
 """One side, as it is given: str | Path | nn.Module | Subject | Run | Report | Callable[[], nn.Module]."""
 
@@ -129,6 +131,9 @@ def _require_no_source(given: str) -> None:
     """Raise UsageError for a file that only needs another spelling."""
     if given.endswith(".py"):
         parse(given)
+    if Path(given).suffix.lower() in _WEIGHTS and Path(given).is_file():
+        do = "write a factory that builds the model and loads these weights, and name it: file.py:factory"
+        raise UsageError(f'"{given}" (weights without a model)', "a MODEL", do)
     if given.endswith((".html", ".htm")):
         do = "give the JSON of the same check: --format json"
         raise UsageError(f'"{given}" (a page)', "report.json, run.db or a MODEL", do)
@@ -138,8 +143,16 @@ def _require_no_folder(given: str) -> None:
     """Raise UsageError for a bare folder of weights, with the MODEL that reads it."""
     if ":" not in given and Path(given).is_dir():
         if (Path(given) / "config.json").is_file():
-            raise UsageError(f'"{given}" (a folder)', "a MODEL", f'write "hf:{given}" or "nn:{given}"')
+            kind = "nn" if _is_ours(Path(given) / "config.json") else "hf"
+            raise UsageError(f'"{given}" (a folder)', "a MODEL", f'write "{kind}:{given}"')
         parse(given)
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether `normscope.nn.save_model` wrote the folder of `config`."""
+    with suppress(OSError, UnicodeDecodeError):
+        return '"normscope.model/' in config.read_text(encoding="utf-8")
+    return False
 
 
 def _is_code(given: Given) -> bool:

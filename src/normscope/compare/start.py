@@ -62,7 +62,7 @@ def compare(a: Start, b: Start, rows: Pair) -> Outcome:
     seeds = min(a.seeds, b.seeds)
     figures = {"roles": len(groups), "seeds": seeds, "places": sum(map(len, groups.values()))}
     if not groups:
-        return Outcome(Compared(Part.START, "not", ("no parameter of A has the role of one of B",)))
+        return Outcome(Compared(Part.START, "not", ("A and B have no parameters of the same role",)))
     said = "" if found else f"the same laws of {len(groups)} roles at {seeds} seeds"
     return Outcome(Compared(Part.START, "whole", (), said, figures), tuple(found))
 

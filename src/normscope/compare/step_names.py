@@ -5,11 +5,14 @@ from normscope.compare.walk import OUTPUT
 
 def name_of_step(name: str) -> str:
     """The name of a step in a sentence."""
+    if name.endswith(" in"):
+        return f"the input of {name_of_step(name.removesuffix(' in'))}"
     return _WORDS.get(name, name)
 
 
 _WORDS = {
     "embedding": "the token embedding",
+    "embedding norm": "the norm after the embeddings",
     "entry": "the entry",
     "sum": "the sum of branch and stream",
     "exit": "the block's exit",

@@ -91,13 +91,18 @@ def _parting(diff: Diff, first: Difference) -> str:
     place, sites = Rows(diff.rows).fold(site), sites_of(site)
     exact = f" ({sites})" if sites not in (place, WHOLE) else ""
     how = {True: ", because", False: "; a likely reason, not confirmed:", None: ":"}[first.confirmed]
-    return f"they part {'in' if place != WHOLE else 'over'} {place}{exact}{how} {within(first.message)}"
+    where = f" in {place}{exact}" if place != WHOLE else ""
+    words = ended(f"they part{where}{how} {within(first.message)}")
+    lacks = [each.message for each in diff.of(Part.STRUCTURE) if each.name in ("stack", "blocks", "branch")]
+    return words if " lacks " in first.message else " ".join([words, *lacks[:2]])
 
 
 def _differing(diff: Diff) -> str:
     counts = {each.part: len(diff.of(each.part)) for each in diff.parts if diff.of(each.part)}
     verb = "differs" if len(counts) == 1 else "differ"
     words = f"{listed([f'{part} ({num})' for part, num in counts.items()])} {verb}"
+    if len(diff.differences) == 1:
+        words += f": {within(diff.differences[0].message.rstrip('.'))}"
     function = _compared(diff, Part.FUNCTION)
     if function and function.how != "not" and function.said:
         return f"{within(function.said.rstrip('.'))}, but {words}"

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.compare.given import MapError
 from normscope.compare.holdings import Held, Holdings
 from normscope.compare.pieces import Piece, Slot
 from normscope.compare.rows import OUTSIDE, Rows
 from normscope.compare.types import Weights
-from normscope.errors import UsageError, suggest
+from normscope.errors import suggest
 
 _MOSTLY = 0.75
 _FIRST_ROWS = ("embedding", "head", "positions")
@@ -66,7 +67,7 @@ def map_weights(
 
     Raises:
         CannotMapError: they have other shapes, or too little has a partner.
-        UsageError: `given` names a parameter that does not exist, or whose shape does not fit.
+        MapError: `given` names a parameter that does not exist, or whose shape does not fit.
     """
     found = _Found()
     a, b = a.seen(as_made=as_made), b.seen(as_made=as_made)
@@ -99,7 +100,7 @@ def _by_map(a: Holdings, b: Holdings, given: Mapping[str, str], found: _Found) -
         name, origin = b.aliases.get(to, to), a.aliases.get(source, source)
         for side, names, wanted in (("B", names_b, name), ("A", names_a, origin)):
             if wanted not in names:
-                raise UsageError(
+                raise MapError(
                     f'the map\'s "{wanted}"',
                     f"the name of a parameter of {side}",
                     suggest(wanted, sorted(names), "fix the name; the map's lines are B's name = A's name"),
@@ -107,7 +108,7 @@ def _by_map(a: Holdings, b: Holdings, given: Mapping[str, str], found: _Found) -
         value = _fitted(names_a[origin], names_b[name])
         if value is None:
             shapes = f"{tuple(names_a[origin].value.shape)} to {tuple(names_b[name].value.shape)}"
-            raise UsageError(
+            raise MapError(
                 f'the map\'s "{name}" = "{origin}" (shapes {shapes})',
                 "two parameters of one shape, or one the transpose of the other",
                 "remove the line, or map another parameter",

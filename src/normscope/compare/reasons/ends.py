@@ -111,7 +111,9 @@ def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:
     what = 0.0 if left is None else left
     if left is None or right is None:
         words = ["none" if each is None else "added to the embeddings" for each in (left, right)]
-        yield reason("positions", *words, tell("The position embedding", *words), what=what)
+        has = "AB"[left is None]
+        message = f"Position embeddings are added to the token embeddings only in {has}."
+        yield reason("positions", *words, message, what=what)
     elif distance(left, right) > FITS:
         if a.table is not None and b.table is not None and a.table[1] != b.table[1]:
             message = tell("The row of the position table for the first token", a.table[1], b.table[1])
@@ -120,7 +122,7 @@ def _positions(a: Embedded, b: Embedded, reason: Any) -> Reasons:
         rest = left - right
         if residual(rest.mean(0).expand_as(rest), rest) < FITS:
             message = (
-                "A vector that all tokens share, as of token types, is added to the embeddings on one side."
+                "On one side the same vector is added to the embeddings of all tokens, like a token type."
             )
             yield reason("token-types", None, None, message, what=what)
             return

@@ -29,6 +29,7 @@ from normscope.compare.reasons import (
 from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
+from normscope.compare.step_names import name_of_step
 from normscope.compare.types import Patch, Step
 from normscope.compare.walk import OUTPUT
 from normscope.errors import describe
@@ -266,7 +267,7 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
     value = scene.a.steps[apart]
     patches = scene.b.patch(apart, "set", value=value) if value.shape == scene.b.steps[apart].shape else ()
     tried = TRIED.get(scene.kind, "all known reasons")
-    message = f'The two part at "{apart}" for no known reason. Tried: {tried}.'
+    message = f"The two part at {name_of_step(apart)} for no known reason. Tried: {tried}."
     reason = Reason(UNKNOWN, apart, None, None, message, patches, tuple(skipped))
     yield Found(one.a, one.b, reason, relative=relative(scene, apart))
 
