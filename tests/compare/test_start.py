@@ -10,8 +10,9 @@ from made import DEPTH, WIDTH, Options, made, place_of
 from torch import nn
 
 from normscope.anatomy import Anatomy
+from normscope.compare import start
 from normscope.compare.align import align
-from normscope.compare.draws import start_of
+from normscope.compare.draws import Draw, start_of
 from normscope.compare.outcome import Outcome
 from normscope.compare.start import compare
 from normscope.compare.types import Pair
@@ -72,6 +73,50 @@ def test_a_law_and_itself_at_forty_pairs_of_seeds_do_not_differ() -> None:
     starts = [start_of(a, NOTHING, range(4 * n, 4 * n + 4)) for n in range(41)]
     for x, y in itertools.pairwise(starts):
         assert compare(x, y, aligned).differences == ()
+
+
+def copied(model: nn.Module) -> None:
+    """The law of `nn.TransformerEncoder`: all layers are copies of the first one."""
+    layers = model.get_submodule("layers")
+    for layer in layers.children():
+        layer.load_state_dict(next(layers.children()).state_dict())
+
+
+def test_copied_layers_are_no_further_evidence() -> None:
+    built = build("plain", plainly, copied, options=Options(depth=8))
+    drawn = [start_of(built, NOTHING, range(4 * n, 4 * n + 4)) for n in range(10)]
+    pair = rows(built, built)
+    for one, other in itertools.pairwise(drawn):
+        found = compare(one, other, pair).differences
+        assert found == (), [each.message for each in found]
+
+
+@pytest.mark.parametrize("number", [3, 4, 8, 30, 1000])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_errors_of_few_values_hold_the_rate(
+    number: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At three standard errors, 0.27 % of the pairs of one law may be beyond; twice that is allowed here."""
+    monkeypatch.setattr(start, "SIGMAS", 3.0)
+    monkeypatch.setattr(start, "LEAST_MEAN", 0.0)
+    torch.manual_seed(0)
+    pairs, apart, off = 4000, 0, 0
+    for _ in range(pairs):
+        a, b = (drawn_of(torch.rand(number) if uniform else torch.randn(number)) for _ in range(2))
+        group = start._Group(("", ""), ("", ""), (0.0, 0.0), a, b)
+        ratio, error = start._log_ratio(group)
+        apart += abs(ratio) > 3 * error
+        off += start._mean_differs(group)
+    assert apart <= 2 * 0.0027 * pairs
+    assert off <= 2 * 0.0027 * pairs
+
+
+def drawn_of(values: torch.Tensor) -> Draw:
+    """Values of a parameter at one seed."""
+    x = values.double()
+    sums = tuple(float((x**k).sum()) for k in (1, 2, 3, 4))
+    low, high = float(x.min()), float(x.max())
+    return Draw(len(x), sums, low, high, 0, None, values, False)  # type: ignore[arg-type]
 
 
 def test_default_laws_of_pytorch_fused_and_apart() -> None:
