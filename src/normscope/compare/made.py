@@ -119,7 +119,7 @@ def values_of(made: Iterable[Made], graph: Graph, own: Callable[[str], Tensor]) 
         end = each.values[0]
         given = {leaf: own(leaf.name) for leaf in leaves_of([end]) if leaf.name is not None and leaf.floating}
         try:
-            (found[each.name],) = Replay(graph).run(given, [end])
+            (found[each.name],) = Replay().run(given, [end])
         except CannotReplay:
             continue
     return found
