@@ -82,7 +82,13 @@ def test_every_kind_of_join_is_compiled_with_the_backward() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"value_residual": "half"}, {"value_residual": "learnt"}, {"attention_gate": "head"}, {"z_loss": 0.1}],
+    [
+        {"value_residual": "half"},
+        {"value_residual": "learnt"},
+        {"attention_gate": "head"},
+        {"z_loss": 0.1},
+        {"qk_clip": 0.1},
+    ],
     ids=lambda options: "-".join(map(str, options.items())),
 )
 @pytest.mark.parametrize("name", ["pre", "siamesenorm"])

@@ -33,6 +33,8 @@ class Attention(nn.Module):
         scale: factor on the logits; by default 1/√K, or the default of the QK-norm.
         dropout: dropout rate of the attention weights, in train mode.
         inside: changes by the scheme.
+        keeps_largest: whether `largest_logit`, (H,), keeps the largest logit of each head in train mode, for
+            `clip_queries_and_keys`.
         first: whether this is the attention whose values a value residual carries on.
         make_norm: maker of the norms in `inside`, called with their width.
 
@@ -56,6 +58,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         inside: Inside | None = None,
         first: bool = True,
+        keeps_largest: bool = False,
         make_norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
         super().__init__()
@@ -81,6 +84,8 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (self._qk_norm(x, make_norm) for x in (q_width, kv_width))
         self.logit_scale = logit_scale(inside.qk_norm, heads, kv_heads, self.head_width, width)
         self.scale: float = self.logit_scale.default if scale is None else scale  # type: ignore[assignment]
+        self.largest_logit: Tensor | None
+        self.register_buffer("largest_logit", torch.zeros(heads) if keeps_largest else None, persistent=False)
         self.v_norm = make_norm(self.head_width) if inside.v_norm else NoNorm()
         mixing = None if cross else inside.value_residual
         self.gives_values, self.takes_values = mixing is not None and first, mixing is not None and not first
@@ -106,6 +111,8 @@ class Attention(nn.Module):
             k_BGSK, v_BGSK = self._remember(k_BGSK, v_BGSK, context)
             mask = context.mask
         q_BHTK, k_BGSK = self.logit_scale(q_BHTK, k_BGSK)
+        if self.largest_logit is not None and self.training:
+            self._keep_largest(self.largest_logit, q_BHTK, k_BGSK, mask)
         y_BHTK = attend(
             q_BHTK,
             k_BGSK,
@@ -133,6 +140,15 @@ class Attention(nn.Module):
             return v_BGTK
         share = 0.5 if self.value_mix is None else self.value_mix
         return (1 - share) * v_BGTK + share * context.first.values
+
+    @torch.no_grad()
+    def _keep_largest(self, largest_H: Tensor, q_BHTK: Tensor, k_BGSK: Tensor, mask: Tensor | None) -> None:
+        num_queries, num_keys = q_BHTK.shape[-2], k_BGSK.shape[-2]
+        visible = None if mask is None else _broadcast(mask, q_BHTK, num_keys)
+        if self.causal:
+            visible = _with_causality(visible, num_queries, num_keys, q_BHTK.device)
+        found_H = largest_logits(q_BHTK, k_BGSK, visible, self.scale)
+        largest_H.copy_(torch.maximum(largest_H, found_H.to(largest_H.dtype)))
 
     def _qk_norm(self, full_width: int, make_norm: Callable[[int], nn.Module]) -> nn.Module:
         if self.qk_norm is None:
@@ -176,6 +192,21 @@ class Attention(nn.Module):
         if context.cache is not None:
             context.cache[self] = (k, v)
         return k, v
+
+
+@torch.no_grad()
+def largest_logits(q_BHTK: Tensor, k_BGSK: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    """(H,), the largest visible logit of each head in the batch; 0 if all are below.
+
+    Args:
+        visible: a mask that broadcasts to (B, H, T, S): bool, or float with −inf where nothing is seen.
+    """
+    repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
+    logits_BHTS = (q_BHTK * scale) @ k_BGSK.repeat_interleave(repeats, dim=1).mT
+    if visible is not None:
+        hidden = ~visible if visible.dtype == torch.bool else visible == float("-inf")
+        logits_BHTS = logits_BHTS.masked_fill(hidden, 0.0)
+    return logits_BHTS.amax(dim=(0, 2, 3)).clamp(min=0.0)
 
 
 def attend(

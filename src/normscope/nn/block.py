@@ -58,6 +58,7 @@ class Block(nn.Module):
                 dropout=config.dropout,
                 inside=inside,
                 first=where.block == 1,
+                keeps_largest=config.qk_clip is not None,
                 make_norm=make_norm,
             )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from normscope.checks import Rule, count, number, one_of
+from normscope.errors import UsageError
 from normscope.nn.feed_forward import ACTIVATIONS, GATED
 from normscope.nn.norms import NORMS
 from normscope.nn.scheme import AttentionGate, Inside, QKNorm, ValueResidual
@@ -39,6 +40,8 @@ class ModelConfig:
         positions, rope_base: one of `POSITIONS`; base of the rotary angles.
         activation: a name of `ACTIVATIONS` or `GATED`.
         qk_norm, attention_gate, value_residual: as in `Inside`; the scheme's by default.
+        qk_clip: τ of QK-clip, which `after_step` applies: it scales W_q and W_k of each head whose largest
+            logit in the step was over τ (100 in Kimi K2); None for none.
         softcap, output_softcap: c of c·tanh(logit/c), for attention logits and output logits; None for none.
         attention_scale: scale of the attention logits; 1/√head_width by default.
         dropout: dropout rate after the embedding, in the attention and on each branch.
@@ -79,6 +82,7 @@ class ModelConfig:
     qk_norm: QKNorm | None = None
     attention_gate: AttentionGate | None = None
     value_residual: ValueResidual | None = None
+    qk_clip: float | None = None
     softcap: float | None = None
     output_softcap: float | None = None
     attention_scale: float | None = None
@@ -98,6 +102,11 @@ class ModelConfig:
         scheme_named(str(self.scheme))
         for name, rule in RULES.items():
             rule.require(name, getattr(self, name))
+        inside = self.inside()
+        undone = "qk_norm" if inside.qk_norm else "sigma-reparam" if inside.linear == "sigma" else None
+        if self.qk_clip is not None and undone is not None:
+            expected = "logits that depend on the size of q's and k's weights"
+            raise UsageError(f"qk_clip with {undone}", expected, "leave one of the two out")
 
     @property
     def num_blocks(self) -> int:
@@ -160,7 +169,7 @@ RULES: Mapping[str, Rule] = {
     "eps": number(lambda value: value >= 0, "a number from 0", "change it"),
     "dropout": number(lambda value: 0 <= value < 1, "a number from 0, under 1", "change it"),
     "rope_base": number(lambda value: value > 1, "a number over 1", "change it"),
-    **_each(_OVER_0, "softcap", "output_softcap", "attention_scale"),
+    **_each(_OVER_0, "qk_clip", "softcap", "output_softcap", "attention_scale"),
     "positions": one_of(POSITIONS),
     "activation": one_of((*ACTIVATIONS, *GATED)),
     "norm": _named(NORMS),

@@ -11,6 +11,7 @@ from normscope.nn.head import Head
 from normscope.nn.initialise import ROLES, initialise_ends
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
+from normscope.nn.qk_clip import clip_queries_and_keys
 from normscope.nn.schemes import scheme_named
 from normscope.nn.stack import Stack
 from normscope.nn.tensors import unit, wide
@@ -32,8 +33,10 @@ class WholeModel(nn.Module):
         return with_loss(logits, labels, self.config.z_loss if self.training else 0.0)
 
     def after_step(self) -> None:
-        """Normalise nGPT's matrices; call this after each optimiser step."""
+        """Normalise nGPT's matrices, and apply QK-clip; call this after each optimiser step."""
         onto_sphere(self)
+        if self.config.qk_clip is not None:
+            clip_queries_and_keys(self, self.config.qk_clip)
 
 
 @torch.no_grad()

@@ -49,6 +49,11 @@ _OPTIONS = (
         "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, as in OLMo's code",
     ),
     (
+        "`qk_clip=100`",
+        "after each step `W_q`, `W_k` of a head × `√min(1, τ/S)`, S its largest logit in the step",
+        "Kimi Team 2025 (Kimi K2), arXiv:2507.20534, as in Megatron-LM; not with `qk_norm`",
+    ),
+    (
         "`norm=seednorm`, `bhyt`, `dyt`, `derf`, …",
         "another norm in the slots of a scheme",
         "the schemes of these names",
