@@ -281,7 +281,7 @@ def reread(twin: Twin, batch: Batch) -> Twin:
     with twin.own_weights() as model:
         graph = record_forward(model, _wide_batch(batch))
     forwards = twin.forwards + 1
-    return Twin(twin.subject, twin.model, twin.rough, graph, assemble(graph), forwards, twin.masks)
+    return Twin(twin.subject, twin.model, twin.rough, graph, assemble(graph), forwards)
 
 
 @torch.no_grad()
