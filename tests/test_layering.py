@@ -8,7 +8,7 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "atomic", "database", "checks", "interrupts"),
+    *("errors", "atomic", "database", "checks", "interrupts", "timing"),
     *("schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     *("train", "probes"),

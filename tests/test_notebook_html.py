@@ -1,6 +1,7 @@
 """`_repr_html_`: compact, self-contained, escaped, and without styles that reach the notebook's own page."""
 
 import base64
+import dataclasses
 import re
 import sys
 from html.parser import HTMLParser
@@ -14,8 +15,9 @@ from normscope.maps import Record, Store
 from normscope.notebook import fragment, tag
 from normscope.report import Report
 
-for room in ("report", "maps"):  # their made-up reports and maps
+for room in ("compare", "report", "maps"):  # their made-up comparisons, reports and maps
     sys.path.insert(0, str(Path(__file__).parent / room))
+from handmade import many, one, same  # noqa: E402
 from handmade_reports import report, stack  # noqa: E402
 from small_maps import made_up, small_grid  # noqa: E402
 
@@ -54,6 +56,8 @@ def made(kind: str, name: str, folder: Path) -> object:
         return report(40, name)
     if kind == "anatomy":
         return Anatomy((stack(3, name=name),), unread=(name,))
+    if kind == "diff":
+        return dataclasses.replace(one(), a=name, notes=(name,))
     return map_of(folder, name)
 
 
@@ -67,7 +71,7 @@ def map_of(folder: Path, name: str = "a text", records: list[Record] | None = No
     return store
 
 
-@pytest.mark.parametrize("kind", ["report", "anatomy", "map"])
+@pytest.mark.parametrize("kind", ["report", "anatomy", "diff", "map"])
 def test_a_cell_is_escaped_and_keeps_to_itself(kind: str, tmp_path: Path) -> None:
     shown = made(kind, HOSTILE, tmp_path)
     html = shown._repr_html_()  # type: ignore[attr-defined]
@@ -105,6 +109,16 @@ def test_an_anatomy_folds_equal_neighbours() -> None:
     assert "decoder: 2 blocks, no final norm" in text
     assert "unread a loop" in text
     assert "no residual stream was read" in Reader(Anatomy(())._repr_html_()).text
+
+
+def test_a_comparison_shows_its_verdict_and_its_differences() -> None:
+    text = Reader(one()._repr_html_()).text
+    assert text.startswith("Not the same function hf:")
+    for each in one().differences:
+        assert each.name in text
+        assert each.message.rstrip(".") in text or str(each.a) in text
+    assert Reader(same()._repr_html_()).text.startswith("The same model")
+    assert "200 differences, the first 12" in Reader(many()._repr_html_()).text
 
 
 def test_a_prompt_shows_a_line() -> None:

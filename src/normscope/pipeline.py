@@ -2,10 +2,8 @@
 
 import dataclasses
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,6 +44,7 @@ from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
+from normscope.timing import timed
 from normscope.train import Recipe, described
 
 Progress = Callable[[str, int, int], None]
@@ -86,14 +85,6 @@ class Check:
     interrupted: bool = False
     is_script: bool = False
     cost: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.cost[stage] = round(time.perf_counter() - start, 4)
 
     def findings(self) -> list[Finding]:
         if self.anatomy is NOTHING_READ:
@@ -295,7 +286,7 @@ def _measure(run: Check, progress: Progress, reraise: bool) -> None:
 def look(run: Check, progress: Begun, reraise: bool) -> None:
     """Read the model and run the probes."""
     progress("anatomy", 0)
-    with run.timed("anatomy"):
+    with timed(run.cost, "anatomy"):
         run.anatomy = read_anatomy(run.subject)
     require_residual_stream(run.anatomy, run.subject.spec)
     probes = PROBES | {
@@ -304,7 +295,7 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
     }
     for done, (name, probe) in enumerate(probes.items(), start=1):
         progress(name, done)
-        with run.timed(name):
+        with timed(run.cost, name):
             run.measurements.extend(_probed(name, probe, run, reraise))
 
 
@@ -317,7 +308,7 @@ def find_entropy(run: Check) -> None:
     known = subject.unigram_entropy is not None or not subject.has_own_batches
     if known or subject.loss_fn is None or run.config.steps == 0:
         return
-    with run.timed("targets"):
+    with timed(run.cost, "targets"):
         try:
             value = targets_entropy(subject)
         except UnknownEntropyError as error:
@@ -334,7 +325,7 @@ def find_entropy(run: Check) -> None:
 
 def _try_out(run: Check, progress: Begun, done: int) -> None:
     """Run the trials: the intended run, then other learning rates, then remedies."""
-    with run.timed("forecast"):
+    with timed(run.cost, "forecast"):
         told = _stepping(progress, "forecast", done)
         run.forecast = forecast(run.subject, run.anatomy, run.config, told)
         run.measurements.extend(forecast_measurements(run.forecast))
@@ -348,12 +339,12 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
     if run.rates and run.forecast.outcome == "not measured":
         run.notes.append(f"no other learning rates were tried: {run.forecast.reason}")
     elif run.rates:
-        with run.timed("rates"):
+        with timed(run.cost, "rates"):
             run.ladder = forecast_ladder(*given, run.rates, _stepping(progress, "rates", done))
     if run.try_remedies:
         done += bool(run.rates)
         progress("remedies", done)
-        with run.timed("remedies"):
+        with timed(run.cost, "remedies"):
             run.remedies = try_remedies(
                 *given,
                 run.forecast,

@@ -3,51 +3,18 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import handmade
 import pytest
 
+from html_page import LOADING, Page
 from normscope.compare.page import MOST_POINTS, condensed, render_html, walk_chart
 from normscope.compare.towers import Towers
 from normscope.compare.types import Diff, Part
 from normscope.compare.walked import walk_of
 from normscope.compare.words import clean, headline
 
-VOID = {"meta", "br", "wbr", "input", "img", "hr"}
-LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
 COMMAND = "normscope diff a.py:f b.py:g"
-
-
-class Page(HTMLParser):
-    """Tags with their attributes, and the text; asserts that tags are balanced."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.words = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {key: value or "" for key, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {key: value or "" for key, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data if self.open[-1:] != ["style"] else ""
-
-    @property
-    def plain(self) -> str:
-        return " ".join(self.words.split())
 
 
 @pytest.fixture(params=handmade.ALL, scope="module")

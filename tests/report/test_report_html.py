@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +16,7 @@ import synthetic_reports as synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from html_page import LOADING, Page
 from normscope.anatomy import Anatomy, Site
 from normscope.probes import Measurement, Measurements, not_measured
 from normscope.report.figures import charts, scales
@@ -32,44 +32,6 @@ from normscope.report.figures.trial import forecast_charts
 from normscope.report.html import describe_stack, lead_sentence, render_html, sentence
 from normscope.report.tables import cell, number_sheets, spread
 from normscope.rules import Finding, Severity
-
-VOID = {"meta", "br", "wbr", "input", "img", "link", "hr"}
-LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "formaction", "background"}
-
-
-class Page(HTMLParser):
-    """Every tag with its attributes, all text by enclosing tag; asserts that tags are balanced."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text: dict[str, str] = {}
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {key: value or "" for key, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {key: value or "" for key, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        where = self.open[-1] if self.open else ""
-        self.text[where] = self.text.get(where, "") + data
-
-    def all_text(self) -> str:
-        return "\n".join(text for tag, text in self.text.items() if tag not in ("script", "style"))
-
-    def with_class(self, css: str) -> list[dict[str, str]]:
-        return [a for _, a in self.tags if css in a.get("class", "").split()]
 
 
 def views(html: str) -> tuple[str, str]:

@@ -39,6 +39,7 @@ from normscope.rules import RULES, parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.subject import LOSS_INPUTS
+from normscope.timing import timed
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
@@ -255,7 +256,7 @@ class Following(Counting):
                 f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
                 f"the loss goes from {first.loss:.2f} to {last.loss:.2f}; the forecast is that of a copy"
             )
-            with check.timed("forecast"):
+            with timed(check.cost, "forecast"):
                 check.forecast = forecast(check.subject, check.anatomy, check.config)
         if wants or check.config.warmup > self.step:
             check.notes.append(

@@ -2,8 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from normscope.pipeline import versions
 from normscope.report.report import SCHEMA
 from normscope.subjects import Subject
 from normscope.subjects.memory import available_bytes, gigabytes, is_out_of_memory
+from normscope.timing import timed
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`, called at the start of each stage."""
@@ -85,15 +85,6 @@ class Comparison:
     outcomes: dict[Part, Outcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Context whose seconds are those of `stage`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.cost[stage] = round(self.cost.get(stage, 0.0) + time.perf_counter() - start, 4)
 
     def result(self) -> Diff:
         """The comparison so far; a part that was not reached is "not compared"."""
@@ -211,11 +202,11 @@ def _compare(run: Comparison, progress: Progress) -> None:
     """Compare the parts that are wanted."""
     total = len(run.parts) + 2
     progress("reading", 1, total)
-    with run.timed("reading"):
+    with timed(run.cost, "reading"):
         _align(run)
     for done, part in enumerate(run.parts, start=2):
         progress(str(part), done, total)
-        with run.timed(str(part)):
+        with timed(run.cost, str(part)):
             run.outcomes[part] = _outcome(run, part)
     _weigh(run)
     progress("done", total, total)

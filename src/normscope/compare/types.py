@@ -223,6 +223,12 @@ class Diff:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook cell."""
+        from normscope.compare.notebook import diff_html  # it reads Diff
+
+        return diff_html(self)
+
     def __repr__(self) -> str:
         """The two and the names of their differences, for a prompt: the whole would fill pages."""
         names = ", ".join(dict.fromkeys(each.name for each in self.differences))
