@@ -234,3 +234,46 @@ def test_the_models_are_left_as_they_were() -> None:
     assert b.training
     assert all(torch.equal(value, before[name]) for name, value in b.state_dict().items())
     assert {value.dtype for value in b.parameters()} == {torch.float32}
+
+
+class LateBias(reimplemented.NanoBlock):
+    """`x + y @ w + b`: Python adds the bias to the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length, attn = x.shape[1], self.attn
+        q, k, v = map(reimplemented.heads, attn.c_attn(self.ln_1(x)).chunk(3, -1))
+        seen = attn.bias[:, :, :length, :length] != 0
+        y = reimplemented.merged(nn.functional.scaled_dot_product_attention(q, k, v, seen))
+        x = x + y @ attn.c_proj.weight.T + attn.c_proj.bias
+        return x + self.mlp[1](self.mlp[0](self.ln_2(x))) @ self.mlp[2].weight.T + self.mlp[2].bias
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_bias_that_is_added_to_the_sum_is_no_difference(order: int) -> None:
+    a, b = reimplemented.NanoGPT(), reimplemented.NanoGPT()
+    for block in b.h:
+        block.__class__ = LateBias
+    assert compared(*(a, b)[::order]).differences == ()
+    b.h[0].ln_2.eps = b.h[1].ln_1.eps = 1e-2
+    difference = only(compared(*(a, b)[::order]))
+    assert (difference.name, len(difference.sites), difference.confirmed) == ("norm-eps", 2, True)
+
+
+def test_a_difference_at_the_end_of_the_encoder_is_none_of_the_decoder() -> None:
+    a, b = reimplemented.T5(), reimplemented.T5()
+    b.encoder_norm.eps = 1e-2
+    ids = torch.randint(1, 256, (2, 16)), torch.randint(1, 256, (2, 12))
+    found = normscope.diff(a, b, batch=ids, parts="function", reraise=True)
+    assert [each.name for each in found.differences] == ["final-norm-eps"]
+
+
+def test_a_norm_in_another_place_is_no_changed_weight() -> None:
+    a = normscope.nn.build("decoder", scheme="peri", depth=2, width=32, heads=4)
+    b = normscope.nn.build("decoder", scheme="pre", depth=2, width=32, heads=4)
+    with torch.no_grad():
+        for parameter in a.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    b.load_state_dict(a.state_dict(), strict=False)
+    norms = "blocks.1.attention_residual.norms"
+    b.get_parameter(f"{norms}.branch_in.weight").data.copy_(a.get_parameter(f"{norms}.branch_out.weight"))
+    assert not any(each.name.startswith("weights") for each in compared(a, b).differences)

@@ -42,18 +42,21 @@ def changes(
 ) -> Iterator[Change]:
     """The changes of all mapped weights, in B's order.
 
+    A weight with the values of one of A that has no partner was not changed: it is used in another place.
+
     Args:
         own: A's own weights in B's layout.
         a, b: the sides with their own weights.
         heads: branch of B → width of its heads, by which a permutation is recognised.
     """
+    spare = [h.value for h in a.held if h.name in own.only_a and not _is_constant(h.value)]
     offsets = {h.name: p.offset for h in a.held for p in h.pieces if p.slot.kind == "gain"}
     for held in b.held:
         expected = own.values.get(held.name)
         sources = own.made_from.get(held.name, ((), ""))[0]
         if expected is None or not sources or expected.shape != held.value.shape:
             continue
-        if _is_close(expected, held.value):
+        if _is_close(expected, held.value) or any(_is_close(each, held.value) for each in spare):
             continue
         other = _taken(held, own, b)
         if other is not None:
@@ -124,6 +127,10 @@ def _likeness(a: Tensor, b: Tensor) -> float:
         return 0.0
     whole = float(a.norm() * b.norm())
     return float((a * b).sum()) / whole if whole > 0 else float(torch.equal(a, b))
+
+
+def _is_constant(value: Tensor) -> bool:
+    return bool((value == value.flatten()[:1]).all())
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:

@@ -172,13 +172,17 @@ def _as_dropout(found: Found, known: set[tuple[Number, str, str]]) -> Found:
 
 
 def _held(a: Walked, map_b: Map, to_a: Mapping[Number, Number]) -> tuple[Patch, ...]:
-    """Patches that put A's stream at the entries of B's branches and before its final norms."""
+    """Patches that put A's stream into B: at the entries of branches, final norms and after the encoder."""
     values: dict[object, Patch] = {}
     steps = {step.key: step.value for step in a.steps}
     for number, partner in to_a.items():
         if _is_later(map_b, number) or _is_later(a.map, partner):
             continue  # it reads the entry of the first one, where the other side's may read another tensor
-        names = ("entry",) if number[2] >= 0 else ("final norm in",) if number[0] >= 0 > number[1] else ()
+        names: tuple[str, ...] = (
+            ("entry",) if number[2] >= 0 else ("final norm in",) if number[0] >= 0 > number[1] else ()
+        )
+        if names == ("final norm in",) and number[0] < len(map_b.anatomy.stacks) - 1:
+            names = (*names, "hidden")  # cross-attention reads it
         for name in names:
             at, value = map_b.places.get((*number, name)), steps.get((*partner, name))
             if at is None or value is None:
