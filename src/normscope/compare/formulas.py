@@ -156,8 +156,10 @@ def rescale_logits(y: Tensor, *, by: float | Tensor) -> Tensor:
 
 
 def hide(y: Tensor, *, visible: Tensor) -> Tensor:
-    """Logits with −∞ at the keys that are not visible."""
-    return y.masked_fill(~visible.to(y.device).reshape(_broadcast(visible, y)), float("-inf"))
+    """Logits with −∞ at the keys that are not visible, and equal ones for a query that sees none."""
+    visible = visible.to(y.device).reshape(_broadcast(visible, y))
+    sees_some = visible.any(-1, keepdim=True)
+    return y.masked_fill(~visible, float("-inf")).masked_fill(~sees_some, torch.finfo(y.dtype).min)
 
 
 def attend(

@@ -259,7 +259,8 @@ class _Function:
     def _side(self, walker: Walker, steps: Sequence[Step]) -> reasons.Walked:
         """A side for the reasons."""
         own = walker.opened.holdings.parameters()
-        return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, own | dict(walker.weights or {}))
+        parameters = own | dict(walker.weights or {})
+        return reasons.Walked(reasons.map_of(walker.opened.holdings), steps, parameters, walker.real)
 
     def _say_random(self) -> None:
         """Say so where a model is random in eval mode."""

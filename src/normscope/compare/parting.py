@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.compare.holdings import Holdings
+from normscope.compare.reasons.scene import real_rows
 from normscope.compare.rows import Rows
 from normscope.compare.types import Step
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
@@ -286,8 +287,7 @@ def relative(a: Tensor | None, b: Tensor | None, name: str, real: Tensor | None 
         if a.numel() != b.numel():
             return None
         b = b.reshape(a.shape)
-    if real is not None:
-        a, b = _real_rows(a, real), _real_rows(b, real)
+    a, b = real_rows(a, real), real_rows(b, real)
     if a.numel() == 0:
         return None
     if name == "logits":
@@ -310,15 +310,6 @@ def relative(a: Tensor | None, b: Tensor | None, name: str, real: Tensor | None 
             return 0.0
     largest = max(float(a.abs().max()), float(b.abs().max()))
     return float((a - b).abs().max()) / largest if largest > 0 else 0.0
-
-
-def _real_rows(tensor: Tensor, real: Tensor) -> Tensor:
-    """The rows of the tokens that count: of (B, T, …), of (B, H, T, …)."""
-    if tensor.shape[:2] == real.shape:
-        return tensor[real]
-    if tensor.ndim == 4 and (tensor.shape[0], tensor.shape[2]) == tuple(real.shape):
-        return tensor.transpose(1, 2)[real]
-    return tensor
 
 
 def outside(key: Key) -> bool:

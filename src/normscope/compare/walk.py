@@ -280,8 +280,8 @@ def reread(twin: Twin, batch: Batch) -> Twin:
     """The same model with its reading on another batch: one forward."""
     with twin.own_weights() as model:
         graph = record_forward(model, _wide_batch(batch))
-    forwards = twin.forwards + 1
-    return Twin(twin.subject, twin.model, twin.rough, graph, assemble(graph), forwards)
+    subject, forwards = twin.subject, twin.forwards + 1
+    return Twin(subject, twin.model, twin.rough, graph, assemble(graph), forwards, steady=twin.steady)
 
 
 @torch.no_grad()

@@ -20,10 +20,14 @@ from normscope.compare.reasons.scene import (
     distance,
     factor,
     figure,
+    real_rows,
     residual,
     tell,
 )
 from normscope.compare.types import Patch
+
+_TYPES = 4
+"""Largest number of token types."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def embedding(scene: Scene) -> Reasons:
     if ("embedding norm" in scene.a.norms) != ("embedding norm" in scene.b.norms):
         yield from _normed(scene)
     if a is None or b is None:
-        yield from _added(scene)
+        yield from _places(scene)
         return
     if isinstance(a, float) or isinstance(b, float):
         words = [f"rate {figure(each)}" if isinstance(each, float) else "none" for each in (a, b)]
@@ -66,6 +70,42 @@ def embedding(scene: Scene) -> Reasons:
         message = tell("The factor on the token embeddings", *(_root(scene, each.times) for each in (a, b)))
         yield reason("embedding-scale", a.times, b.times, message, by=a.times)
     yield from _positions(a, b, reason)
+
+
+def _places(scene: Scene) -> Reasons:
+    """Rows of the position table that depend on the sequence, as where they are counted from its mask."""
+    tables = [_rows(half) for half in (scene.a, scene.b)]
+    if tables[0] is None or tables[1] is None:
+        yield from _added(scene)
+        return
+    (a, rest), (b, _) = tables[0], tables[1]
+    off = real_rows((b - a)[..., None], scene.real)
+    if not bool(off.any()):
+        yield from _added(scene)
+        return
+    low, high = int(off.min()), int(off.max())
+    words = f"{low:+d}" if low == high else f"between {low:+d} and {high:+d}, by the sequence,"
+    message = f"The row of the position table for a token in B is {words} rows from that in A."
+    step = sum_step(scene.b)
+    patches = scene.b.patch(step, "affine", ("embedding",), what=rest)
+    yield Reason("position-offset", step, None, None, message, patches)
+
+
+def _rows(half: Half) -> tuple[Tensor, Tensor] | None:
+    """Rows (B, T) of the table that are added to the embeddings, and what is added; None where none fits."""
+    found = half.all_of("embedding", sum_step(half))
+    if found is None or found[0].shape != found[1].shape:
+        return None
+    rest = found[1] - found[0]
+    tables = [v for v in half.parameters.values() if v.dim() == 2 and v.shape[-1] == rest.shape[-1]]
+    shared = [row for table in tables if len(table) <= _TYPES for row in table]  # as of token types
+    for table in tables:
+        for row in (torch.zeros_like(rest[0, 0]), *shared):
+            gaps = torch.cdist((rest - row).flatten(0, 1), table)
+            nearest = gaps.min(1)
+            if float(nearest.values.max()) < FITS * float(rest.norm(dim=-1).max()):
+                return nearest.indices.reshape(rest.shape[:2]), rest
+    return None
 
 
 def _added(scene: Scene) -> Reasons:

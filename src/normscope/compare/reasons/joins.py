@@ -139,6 +139,8 @@ def _tidy(value: float) -> float:
 def _combination(terms: Sequence[Tensor], total: Tensor) -> tuple[list[float], float]:
     """Factors of total ≈ α·stream + β·branch + …, and a residual that keeps a β of a small branch."""
     flat, whole = [term.flatten() for term in terms], total.flatten()
+    if not all(bool(each.isfinite().all()) for each in (*flat, whole)):
+        return [0.0] * len(flat), float("inf")
     sizes = torch.stack([each.norm().clamp_min(1e-300) for each in flat])
     units = torch.stack(flat, 1) / sizes
     solution = torch.linalg.lstsq(units, whole[:, None]).solution[:, 0]

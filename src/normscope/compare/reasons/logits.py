@@ -19,6 +19,7 @@ from normscope.compare.reasons.scene import (
     distance,
     factor,
     figure,
+    real_rows,
     residual,
     tell,
 )
@@ -213,7 +214,7 @@ def reasons(scene: Scene) -> Reasons:
         if left == right:
             message = "The biases that are added to the attention's logits have other values in A than in B."
         yield reason("attention-positions", left, right, message, bias=a.bias)
-    if not _same_mask(a.visible, b.visible):
+    if not _same_mask(scene, a.visible, b.visible):
         yield _mask(scene, a.visible, b.visible, reason)
 
 
@@ -247,15 +248,22 @@ def _mask(scene: Scene, a: Tensor, b: Tensor, reason: Any) -> Reason:
         name = "window"
     elif {left, right} == {"earlier keys", "all keys"}:
         name = "causal"
-    found: Reason = reason(name, left, right, f"Queries see {left} in A and {right} in B.", visible=a)
+    message = f"Queries see {left} in A and {right} in B."
+    if left == right:
+        message = f"Queries see {left} in both, but not the same ones."
+    found: Reason = reason(name, left, right, message, visible=a)
     return found
 
 
-def _same_mask(a: Tensor, b: Tensor) -> bool:
+def _same_mask(scene: Scene, a: Tensor, b: Tensor) -> bool:
+    """Whether the queries of the tokens that count see the same keys."""
     try:
-        return not bool((a != b).any())
+        differ = a != b
     except RuntimeError:
         return False
+    if scene.real is not None and differ.dim() == 4:
+        differ = real_rows(differ.expand(len(scene.real), *differ.shape[1:]), scene.real)
+    return not bool(differ.any())
 
 
 def _same_cap(a: float | None, b: float | None) -> bool:

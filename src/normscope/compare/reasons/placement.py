@@ -3,7 +3,7 @@
 from typing import Any
 
 from normscope.compare.reasons.norms import options_of
-from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, distance, tell
+from normscope.compare.reasons.scene import Half, Reason, Reasons, Scene, tell
 from normscope.compare.types import Patch
 
 _FIRST = ("q", "k", "v", "up", "gate")
@@ -30,8 +30,7 @@ def end_of(half: Half) -> str:
 
 def is_same_end(scene: Scene) -> bool:
     """Whether the stream after the branch, and after a norm on the stream, is the same."""
-    a, b = (half.steps.get(end_of(half)) for half in (scene.a, scene.b))
-    return a is not None and b is not None and distance(a, b) < scene.tolerance
+    return scene.is_same(end_of(scene.a), end_of(scene.b))
 
 
 def _patches(scene: Scene) -> tuple[Patch, ...]:

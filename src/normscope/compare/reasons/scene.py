@@ -95,6 +95,7 @@ class Scene:
         kind: "attention", "cross-attention", "feed-forward", "other", "embedding" or "head".
         ids: the batch's token ids (B, T), for the embedding.
         tolerance: largest relative difference of equal tensors.
+        real: (B, T), true at the tokens that count; None where all do.
     """
 
     a: Half
@@ -102,11 +103,18 @@ class Scene:
     kind: str
     ids: Tensor | None = None
     tolerance: float = SAME
+    real: Tensor | None = None
 
-    def is_same(self, step: str) -> bool:
-        """Whether a step has the same values on both sides; False where one lacks it."""
-        a, b = self.a.steps.get(step), self.b.steps.get(step)
-        return a is not None and b is not None and distance(a, b) < self.tolerance
+    def is_same(self, step: str, of_b: str | None = None) -> bool:
+        """Whether a step has the same values on both sides; False where one lacks it.
+
+        Args:
+            of_b: the step of B, where it has another name.
+        """
+        a, b = self.a.steps.get(step), self.b.steps.get(of_b or step)
+        if a is None or b is None:
+            return False
+        return distance(real_rows(a, self.real), real_rows(b, self.real)) < self.tolerance
 
     def both(self, *names: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
         """The tensors of these steps on both sides."""
@@ -137,6 +145,19 @@ class Reason:
 
 
 Reasons = Iterator[Reason]
+
+
+def real_rows(tensor: Tensor, real: Tensor | None) -> Tensor:
+    """The rows of the tokens that count: of (B, T, …), of (B, H, T, …), of (B·T, …)."""
+    if real is None:
+        return tensor
+    if tensor.shape[:2] == real.shape:
+        return tensor[real]
+    if tensor.ndim == 4 and (tensor.shape[0], tensor.shape[2]) == tuple(real.shape):
+        return tensor.transpose(1, 2)[real]
+    if tensor.ndim == 2 and len(tensor) == real.numel():
+        return tensor[real.flatten()]
+    return tensor
 
 
 def distance(a: Tensor, b: Tensor) -> float:

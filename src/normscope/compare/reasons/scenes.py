@@ -62,11 +62,13 @@ class Walked:
         map: where its steps are.
         steps: of one forward.
         parameters: the values that it ran with, by name.
+        real: (B, T), true at the tokens that count; None where all do.
     """
 
     map: Map
     steps: Sequence[Step]
     parameters: Mapping[str, Tensor]
+    real: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _scene(
             )
         )
     kind = halves[1].branch.kind if halves[1].branch is not None else "other"
-    return Scene(halves[0], halves[1], kind, tolerance=tolerance)
+    return Scene(halves[0], halves[1], kind, None, tolerance, a.real)
 
 
 def _way_in(
@@ -182,7 +184,7 @@ def _way_in(
             known["entry"] = block["entry"]
         half, norm = _half(side, known, WAY_IN, {"entry": at}), side.map.embedding_norm
         halves.append(half if norm is None else replace(half, norms={"embedding norm": norm}))
-    return Scene(halves[0], halves[1], "embedding", ids, tolerance)
+    return Scene(halves[0], halves[1], "embedding", ids, tolerance, a.real)
 
 
 def _way_out(
@@ -198,4 +200,4 @@ def _way_out(
         final = stacks[at[0]].final_norm
         norms = {} if final is None else {"final norm": final}
         halves.append(Half(half.steps, half.parameters, None, norms, half.places, None, half.gradients))
-    return Scene(halves[0], halves[1], "head", None, tolerance)
+    return Scene(halves[0], halves[1], "head", None, tolerance, a.real)

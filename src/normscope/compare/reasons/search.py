@@ -27,7 +27,7 @@ from normscope.compare.reasons import (
     projections,
 )
 from normscope.compare.reasons.joins import NO_DROPOUT
-from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance
+from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distance, real_rows
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.step_names import name_of_step
 from normscope.compare.types import Patch, Step
@@ -154,7 +154,7 @@ def search(
         result.patches = (*result.patches, *(patch for each in new for patch in each.reason.patches))
     result.steps = (last or run)(result.patches)
     result.forwards += 1
-    result.is_explained = explained(a.steps, result.steps, to_a, tolerance)
+    result.is_explained = explained(a, result.steps, to_a, tolerance)
     order = {one.b: n for n, one in enumerate(placed)}
     result.found.sort(key=lambda each: order.get(each.b, -1))
     return result
@@ -327,9 +327,9 @@ def _site(scene: Scene, name: str) -> Site | None:
     return scene.b.places[name].site if name in scene.b.places else None
 
 
-def explained(a: Sequence[Step], b: Sequence[Step], to_a: Mapping[Number, Number], tolerance: float) -> bool:
+def explained(a: Walked, b: Sequence[Step], to_a: Mapping[Number, Number], tolerance: float) -> bool:
     """Whether the streams at all entries, and the outputs, agree."""
-    left = {step.key: step.value for step in a}
+    left = {step.key: step.value for step in a.steps}
     for step in b:
         partner = to_a.get(step.key[:3])
         if partner is None or step.value is None or step.key[3] not in ("entry", "hidden", OUTPUT):
@@ -337,7 +337,7 @@ def explained(a: Sequence[Step], b: Sequence[Step], to_a: Mapping[Number, Number
         if partner[2] >= 0:
             continue  # branches may be parallel on one side
         value = left.get((*partner, step.key[3]))
-        if value is not None and distance(value, step.value) > tolerance:
+        if value is not None and distance(*(real_rows(t, a.real) for t in (value, step.value))) > tolerance:
             return False
     return True
 
