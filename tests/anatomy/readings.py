@@ -4,7 +4,8 @@ A attention, X cross-attention, F feed-forward, O other; then the placement, the
 how the branch is joined where that is not a plain add.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normscope.anatomy import Anatomy, Branch
@@ -14,7 +15,11 @@ KINDS = {"attention": "A", "cross-attention": "X", "feed-forward": "F", "other":
 
 @dataclass(frozen=True)
 class StackReading:
-    """The expected reading of one stack; `norm`, `join` and the scales hold for branches with a placement."""
+    """The expected reading of one stack; `norm`, `join` and the scales hold for branches with a placement.
+
+    A branch written "F.pre.layernorm" has that norm; `by_kind` holds (join, α, β) of a kind's branches where
+    they differ from the stack's.
+    """
 
     blocks: tuple[str, ...]
     norm: str
@@ -22,18 +27,17 @@ class StackReading:
     join: str = "add"
     stream_scale: float | str | None = None
     branch_scale: float | str | None = None
+    by_kind: Mapping[str, tuple[str, float | None, float | None]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The reading, one line per block, in the form of `lines_of`."""
-        scales = _scales(self.join, self.stream_scale, self.branch_scale)
-        blocks = [
-            " ".join(
-                f"{branch}.{'none' if branch.endswith('.none') else self.norm}{scales}"
-                for branch in block.split()
-            )
-            for block in self.blocks
-        ]
+        blocks = [" ".join(map(self._line, block.split())) for block in self.blocks]
         return [*blocks, f"final_norm={self.final_norm}"]
+
+    def _line(self, branch: str) -> str:
+        scales = self.by_kind.get(branch[0], (self.join, self.stream_scale, self.branch_scale))
+        norm = "none" if branch.endswith(".none") else self.norm
+        return (branch if branch.count(".") > 1 else f"{branch}.{norm}") + _scales(*scales)
 
 
 def lines_of(anatomy: Anatomy) -> list[list[str]]:
