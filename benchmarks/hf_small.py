@@ -279,15 +279,8 @@ def batches(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 _SERIES = ["past_time_features", "past_observed_mask", "future_values", "future_time_features"]
-_MEL_NAMES = [
-    "num_mel_bins",
-    "input_feat_per_channel",
-    "feature_size",
-    "n_mels",
-    "input_dim",
-    "input_feat_size",
-    "input_size",
-]
+_MEL_NAMES = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels")
+_MEL_NAMES += ("input_dim", "input_feat_size", "input_size")
 
 
 def _made(config: Any) -> dict[str, list[Tensor]]:
@@ -303,6 +296,7 @@ def _made(config: Any) -> dict[str, list[Tensor]]:
     patches = torch.randn(16, channels * tubelet * patch * patch)
     bins, past = _number(config, ("num_input_channels",), 1), _number(config, ("context_length",), 32)
     series = [torch.randn(2, 64), torch.randn(2, past, bins), torch.randn(2, past)]
+    grid = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1)
     return {
         "input_ids": [ids()],
         "decoder_input_ids": [ids(8)],
@@ -321,16 +315,8 @@ def _made(config: Any) -> dict[str, list[Tensor]]:
         "merge_sizes": [torch.tensor([1])],
         "pixel_attention_mask": [torch.ones(2, 16, dtype=torch.long)],
         "spatial_shapes": [torch.tensor([[4, 4], [4, 4]])],
-        "image_position_ids": [
-            torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1)
-            .reshape(1, 16, 2)
-            .repeat(2, 1, 1)
-        ],
-        "pixel_position_ids": [
-            torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1)
-            .reshape(1, 16, 2)
-            .repeat(2, 1, 1)
-        ],
+        "image_position_ids": [grid],
+        "pixel_position_ids": [grid],
         "pixel_values_videos": [torch.randn(2, 4, channels, *size)],
         "flattened_patches": [torch.randn(2, 16, 2 + channels * patch * patch)],
         "input_values": [torch.randn(2, SAMPLES), torch.randn(2, 1, SAMPLES), torch.randn(2, 64, mels)],

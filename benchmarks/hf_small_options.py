@@ -2,6 +2,8 @@
 
 from typing import Any
 
+MAMBA_HEADS = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+
 OVERRIDES: dict[str, dict[str, Any]] = {
     "aria": {"text_config": {"pad_token_id": 0}},
     "autoformer": {"prediction_length": 4, "context_length": 15, "lags_sequence": [1]},
@@ -15,7 +17,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mobilebert": {
         "embedding_size": 16,
         "true_hidden_size": 16,
-        "use_bottleneck": True,
         "intra_bottleneck_size": 16,
     },
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -25,16 +26,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
-    "bamba": {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 8,
-        "mamba_n_groups": 1,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
+    "bamba": {**MAMBA_HEADS, "attn_layer_indices": [1]},
     "granitemoehybrid": {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 8,
-        "mamba_n_groups": 1,
+        **MAMBA_HEADS,
         "layer_types": ["linear_attention", "full_attention"],
     },
     "jamba": {
@@ -59,7 +53,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "step3p5": {"sliding_window": 8},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "lilt": {"max_2d_position_embeddings": 64, "hidden_size": 24},
-    "hrm_text": {},
     "recurrent_gemma": {
         "lru_width": 32,
         "attention_window_size": 8,
@@ -80,7 +73,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "llama4": {"text_config": {"pad_token_id": 0}},
     "emu3": {"pad_token_id": 0, "text_config": {"pad_token_id": 0}},
     "esmc": {"num_key_value_heads": 4},
-    "bridgetower_text_model": {},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "videomae": {"num_frames": 4},
     "vivit": {"num_frames": 4, "tubelet_size": [2, 8, 8]},

@@ -21,8 +21,8 @@ class HFModel:
 
     Attributes:
         name: unique, the test's id.
-        inputs: "text", "seq2seq", "image", "waveform", "spectrogram", or "made": the configuration and the batch
-            are those of `benchmarks.hf_small`.
+        inputs: "text", "seq2seq", "image", "waveform", "spectrogram", or "made": configuration and batch are
+            those of `benchmarks.hf_small`.
         unread: whether something must be said in `unread`; None where both are right.
         one_stream: False where the stacks are not compared, only the blocks in order.
         scheme: catalogue name every branch must carry; None is not compared.

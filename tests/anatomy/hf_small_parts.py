@@ -5,8 +5,8 @@ from readings import placed, pre, stack
 
 PARTS = [
     *made(
-        "audioflamingo3 musicflamingo qwen2_audio moss_transcribe_diarize voxtral glmasr got_ocr2 internvl llava "
-        "llava_next llava_next_video llava_onevision video_llava vipllava ovis2 qianfan_ocr qwen3_asr "
+        "audioflamingo3 musicflamingo qwen2_audio moss_transcribe_diarize voxtral glmasr got_ocr2 internvl "
+        "llava llava_next llava_next_video llava_onevision video_llava vipllava ovis2 qianfan_ocr qwen3_asr "
         "video_llama_3 mistral3 lighton_ocr idefics2 idefics3 smolvlm deepseek_vl deepseek_vl_hybrid janus "
         "colpali paligemma cosmos3_edge cosmos3_omni qwen3_vl qwen3_vl_moe qwen3_omni_moe_thinker "
         "minimax_m3_vl unlimited_ocr ultravbert phi4_multimodal",

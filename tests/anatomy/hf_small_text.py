@@ -11,7 +11,7 @@ from readings import placed, post, pre, stack, two_stacks
 STREAMS = {"join": "streams", "branch_scale": "learnt"}
 
 DECODERS = [
-    *made("gpt-sw3 gpt_neox_japanese jais2 nemotron fuyu clvp_decoder decision_transformer", pre()),
+    *made("gpt-sw3 gpt_neox_japanese jais2 fuyu clvp_decoder decision_transformer", pre()),
     *made("musicgen_decoder musicgen_melody_decoder pp_formulanet_text canary_decoder", pre()),
     # ffn_layernorm before fc2; Kosmos-2 has inner_attn_ln before out_proj too
     *made("kosmos_2_text_model kosmos_2_5_text_model", pre()),
@@ -58,7 +58,7 @@ DECODERS = [
         "muse_spark_text",
         placed("peri", "rmsnorm", join="learnt", stream_scale="learnt", branch_scale="learnt"),
     ),
-    # a third branch: norm(W₂(act(W₁x) ∘ per-layer input)), without a norm before it; layer_scalar is a buffer of 1
+    # a third branch: norm(W₂(act(W₁x) ∘ per-layer input)), without a norm before it; layer_scalar is 1
     *made(
         "gemma4_text embedding_gemma2_text",
         (stack(*2 * ["A.peri F.peri F.res-post"], norm="rmsnorm", final=True),),
