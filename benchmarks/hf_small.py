@@ -8,6 +8,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -262,20 +263,20 @@ def batches(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     mains += [["inputs_embeds"], ["hidden_states"], ["past_values"], ["flattened_patches"]]
     mains += [[*texts, "pixel_values"], [*texts, "input_features"], [*texts, "input_values"]]
     extras = [
-        [],
         decoder,
+        [],
         ["attention_mask"],
         ["bbox"],
         ["bbox", "pixel_values"],
         ["input_features_mask"],
         _SERIES,
     ]
-    chosen = [required, [*required, *texts]]
+    chosen = [required, [*required, *texts, *decoder], [*required, *texts]]
     chosen += [[*each, *required, *extra] for extra in extras for each in mains]
     for each in dict.fromkeys(tuple(dict.fromkeys(c)) for c in chosen):
         if each and all(n in made for n in each):
-            for i in range(max(len(made[n]) for n in each)):
-                yield {n: made[n][min(i, len(made[n]) - 1)] for n in each}
+            for tensors in itertools.product(*(made[n] for n in each)):
+                yield dict(zip(each, tensors, strict=True))
 
 
 _SERIES = ["past_time_features", "past_observed_mask", "future_values", "future_time_features"]
@@ -296,10 +297,11 @@ def _made(config: Any) -> dict[str, list[Tensor]]:
     patches = torch.randn(16, channels * tubelet * patch * patch)
     bins, past = _number(config, ("num_input_channels",), 1), _number(config, ("context_length",), 32)
     series = [torch.randn(2, 64), torch.randn(2, past, bins), torch.randn(2, past)]
+    books = _number(getattr(config, "decoder_config", None), ("num_channels", "num_codebooks"), 4)
     grid = torch.cartesian_prod(torch.arange(4), torch.arange(4)).repeat(2, 1, 1)
     return {
         "input_ids": [ids()],
-        "decoder_input_ids": [ids(8)],
+        "decoder_input_ids": [ids(8), torch.randint(5, 200, (2, 8, books))],
         "qformer_input_ids": [ids(8)],
         "attention_mask": [torch.ones(2, TOKENS, dtype=torch.long)],
         "pixel_values": [

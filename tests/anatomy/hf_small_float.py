@@ -29,7 +29,7 @@ IMAGES = [
     *made("siglip siglip2_vision_model phi4_multimodal_vision", pre(), unread=None),
     # an encoder and a predictor of the same layers, each with its norm
     *made("vjepa2", (*pre(), *pre())),
-    *made("aimv2_vision_model ovis2_vision lfm3_vl_vision", pre("rmsnorm", "A F"), options={}),
+    *made("aimv2_vision_model ovis2_vision", pre("rmsnorm", "A F"), options={}),
     # merger.ln_q or merger.norm reads what the last layer gives
     *made("qwen2_vl_vision qwen3_5_vision qwen3_5_moe_vision qwen4_exp_vision ernie4_5_vl_moe_vision", pre()),
     *made("qwen3_vl_vision qwen3_vl_moe_vision cohere_compass_vision qwen3_omni_moe_vision_encoder", pre()),
@@ -41,10 +41,12 @@ IMAGES = [
     ),
     *made("deepseek_ocr2_sam_vision_model unlimited_ocr_sam_vision_model vitdet", NO_FINAL),
     # layer_norm is before the layers
-    *made("sam3_vit_model minimax_m3_vl_vision glm_image_vision kosmos_2_5_vision_model", NO_FINAL),
+    *made("sam3_vit_model minimax_m3_vl_vision glm_image_vision", NO_FINAL),
     # mean pooling: the head has the norm
     *made("videomae", NO_FINAL),
-    *made("pixtral", (stack(*2 * ["A.pre F.pre"], norm="rmsnorm", final=False),)),
+    # Kosmos2_5LayerNorm takes no mean away; embedding_norm is before the layers
+    *made("pixtral kosmos_2_5_vision_model", (stack(*2 * ["A.pre F.pre"], norm="rmsnorm", final=False),)),
+    *made("lfm3_vl_vision", (stack("O.pre F.pre", "A.pre F.pre", norm="rmsnorm", final=False),)),
     *made("gemma4_vision", (stack(*2 * ["A.peri F.peri"], norm="rmsnorm", final=False),)),
     *made("timesfm2_5", (stack(*2 * ["A.peri F.peri"], norm="rmsnorm", final=False),)),
     # RMSNorm before attention, LayerNorm inside the MLP's module

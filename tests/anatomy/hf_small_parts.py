@@ -1,6 +1,7 @@
 """Models of images or sounds with text that are given text alone: the expected reading of the text model."""
 
 from hf_base import made
+from hf_small_text import DELTA
 from readings import placed, pre, stack
 
 PARTS = [
@@ -27,7 +28,7 @@ PARTS = [
     *made("nemotron_h_omni", (stack("O.pre", "F.pre", "A.pre", "F.pre", norm="rmsnorm", final=True),)),
     *made("lfm3_vl", (stack("O.peri F.peri", *2 * ["A.peri F.peri"], norm="rmsnorm", final=True),)),
     # gated DeltaNet in the first block
-    *made("qwen3_5 qwen3_5_moe minicpm_ocr minicpmv4_6 minicpmv4_7", pre("rmsnorm")),
+    *made("qwen3_5 qwen3_5_moe minicpm_ocr minicpmv4_6 minicpmv4_7", DELTA),
     *made("modernvbert colmodernvbert", (stack("A.none F.pre", "A.pre F.pre", final=True),)),
     *made(
         "gemma4 embedding_gemma2",

@@ -8,6 +8,7 @@ from math import sqrt
 from hf_base import made
 from readings import placed, post, pre, stack, two_stacks
 
+DELTA = (stack("O.pre F.pre", "A.pre F.pre", norm="rmsnorm", final=True),)
 STREAMS = {"join": "streams", "branch_scale": "learnt"}
 
 DECODERS = [
@@ -25,11 +26,13 @@ DECODERS = [
         pre("rmsnorm"),
     ),
     *made(
-        "axk1 deepseek_v32 glm4_moe_lite glm_moe_dsa mistral4 youtu hunyuan_vl_text paddleocr_vl_text "
+        "deepseek_v32 glm4_moe_lite glm_moe_dsa mistral4 youtu hunyuan_vl_text paddleocr_vl_text "
         "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text glm4v_moe_text",
         pre("rmsnorm"),
     ),
     # y * sigmoid(mlp(y)) with y = norm(x), before the sublayer
+    # the experts end in post_mlp_layernorm, the dense first block does not
+    *made("axk1", (stack("A.pre F.pre", "A.pre F.peri", norm="rmsnorm", final=True),)),
     *made("axk2", pre("rmsnorm")),
     *made("exaone_moe mimo_v2_flash", pre("rmsnorm", n=3)),
     *made("llama4_text molmo2_text mistral_large4_text", pre("rmsnorm", n=4)),
@@ -65,13 +68,13 @@ DECODERS = [
     ),
     # the first attention norm is an Identity
     *made("modernbert-decoder", (stack("A.none F.pre", "A.pre F.pre", final=True),)),
-    # gated DeltaNet ("linear_attn": queries, keys and values) in the first block
-    *made("qwen3_5_text qwen3_5_moe_text qwen3_next", pre("rmsnorm")),
-    *made("kimi_linear", pre("rmsnorm", n=3)),
+    # gated DeltaNet, a short convolution and a decaying state, in the first block: "other", as Mamba-2 is
+    *made("qwen3_5_text qwen3_5_moe_text qwen3_next", DELTA),
+    *made("kimi_linear", (stack(*2 * ["O.pre F.pre"], "A.pre F.pre", norm="rmsnorm", final=True),)),
     # a DeltaNet block is Pre-LN, an attention block ends its branches in norms
     *made(
         "olmo_hybrid",
-        (stack("A.pre F.pre", "A.res-post F.res-post", norm="rmsnorm", final=True),),
+        (stack("O.pre F.pre", "A.res-post F.res-post", norm="rmsnorm", final=True),),
     ),
     # Mamba-2 and attention beside each other on one norm
     *made("falcon_h1", pre("rmsnorm", "O A F")),
@@ -95,7 +98,7 @@ DECODERS = [
 
 READERS = [
     *made("align_text_model chinese_clip_text_model clap_text_model bridgetower_text_model dpr", post()),
-    *made("markuplm splinter visual_bert tapas layoutlmv3 mra yoso gte jina_embeddings_v3", post()),
+    *made("markuplm splinter visual_bert tapas layoutlmv3 yoso gte jina_embeddings_v3", post()),
     *made("instructblip_qformer instructblipvideo_qformer trocr", post()),
     # pre_LN reads what the last Post-LN layer gives
     *made("altclip_text_model", (stack(*2 * ["A.post F.post"], final=True),)),
@@ -103,13 +106,15 @@ READERS = [
     *made("speecht5 conditional_detr", post()),
     # the Post-LN decoder of DETR ends in one more LayerNorm
     *made("detr", (stack(*2 * ["A.post F.post"], final=True),)),
-    # an adapter x + W₂(act(W₁x)) per language before the norm that closes the layer
-    *made("xmod", (stack(*2 * ["A.post F.none F.post"], final=False),)),
+    # the closing norm is called before the language's adapter x + W₂(act(W₁x)) and again after it
+    *made("xmod", (stack(*2 * ["A.post F.post F.post"], final=False),)),
     *made("clipseg_text_model groupvit_text_model metaclip_2_text_model owlv2_text_model", pre()),
     *made("owlvit_text_model siglip_text_model siglip2_text_model tipsv2_text_model xclip_text_model", pre()),
     # F.layer_norm with weight + 1
     *made("videoprism_text_model flava_text_model flava_multimodal_model", pre()),
-    *made("aimv2_text_model ultrabert openai_privacy_filter", pre("rmsnorm")),
+    # the experts' sum times num_experts_per_tok
+    *made("openai_privacy_filter", pre("rmsnorm", by_kind={"F": ("scaled", None, 2.0)})),
+    *made("aimv2_text_model ultrabert", pre("rmsnorm")),
 ]
 
 PAIRS = [

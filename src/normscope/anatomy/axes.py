@@ -98,6 +98,11 @@ def _axis(what: str, n: int) -> Axis:
     return ((what, n),) if n > 1 else ()
 
 
+def _resized(axis: Axis, n: int) -> Axis:
+    """The axis with `n` entries, of the kind that it counts first."""
+    return axis if math.prod(size for _, size in axis) == n else _axis(axis[0][0] if axis else "copy", n)
+
+
 def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
     shape, found = out.shape, None
     if op.inputs:
@@ -122,6 +127,8 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
         elif op.base in {"select", "unbind"} and len(shape) == len(source.shape) - 1:
             gone = [op.arg(1, "dim", 0) % len(source.shape)]
             found = [axis for i, axis in enumerate(source.axes) if i not in gone]
+        elif op.base == "gather":
+            found = [_resized(axis, n) for axis, n in zip(source.axes, shape, strict=True)]
         elif op.base == "stack":
             dim = op.arg(1, "dim", 0) % len(shape)
             found = [*source.axes[:dim], _axis("copy", shape[dim]), *source.axes[dim:]]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from normscope.anatomy.axes import counted, reduced_axes
 from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.ops import op_set
 from normscope.anatomy.statistic import (
     CENTRED,
     MEANS,
@@ -50,6 +51,7 @@ _NATIVE = {
     "instance_norm": ("groupnorm", 1, _BY_KEYWORD),
 }
 """Op → kind of norm, position of γ, position of ε."""
+_SHARES = op_set("sigmoid hardsigmoid softmax _softmax")
 _SQUASHES = {"tanh": "dyt", "erf": "derf"}
 
 
@@ -239,6 +241,8 @@ def _absorb(norm: FoundNorm) -> FoundNorm:
         if op.outputs[0].shape != norm.output.shape:
             return norm
         learnt = others[0] if len(others) == 1 and others[0].is_weight else None
+        if learnt is not None and same(learnt).base in _SHARES:
+            return norm  # the share of a learnt gate, not a γ
         if op.base == "mul" and learnt is not None and norm.weight is None:
             norm.weight, norm.weight_offset = _gamma(learnt)
         elif not (

@@ -189,7 +189,17 @@ def _candidates(value: Value) -> list[_Candidate]:
         elif (scaled := scale_step(here.value)) is not None:
             carriers = [v for v in inputs if v.live] if scaled[1] == "gate" else [scaled[0]]
             queue += [_Candidate(v, (*here.factors, scaled[1]), here.norm) for v in carriers]
+        elif (unshifted := _without_shift(here.value)) is not None:
+            queue.append(_Candidate(unshifted, here.factors, here.norm))
     return found
+
+
+def _without_shift(value: Value) -> Value | None:
+    """x of x + b with a learnt b for each feature; None for anything else."""
+    if value.base != "add" or len(value.inputs) != 2:
+        return None
+    x, shift = value.inputs if value.inputs[1].is_weight else value.inputs[::-1]
+    return x if shift.is_weight and x.live and shift.shape[-1:] == x.shape[-1:] == (shift.numel,) else None
 
 
 def _as_sum(op: Op, tree: Term) -> Sum | None:

@@ -45,8 +45,11 @@ def direct_terms(op: Op | None) -> list[Term]:
     if op is None or not op.outputs:
         return []
     terms = _gru(op) or _added(op) or _stacked(op)
-    rank = len(op.outputs[0].shape)
-    return [] if any(not t.value.floating or len(t.value.shape) != rank for t in terms) else terms
+    rank, size = len(op.outputs[0].shape), op.outputs[0].numel
+    if any(not t.value.floating for t in terms):
+        return []
+    # A term of lower rank is a bias, unless it has every element: x (1, T, D) + F(x[0]).
+    return terms if all(len(t.value.shape) == rank or t.value.numel == size for t in terms) else []
 
 
 def _added(op: Op) -> list[Term]:

@@ -1,0 +1,88 @@
+"""Findings of `normscope check` on the model types of transformers, small and with random weights.
+
+    python -m benchmarks.hf_healthy [TYPE…] [--steps 0] [--every 1] [--output FILE.jsonl]
+
+Each type is checked as a user would, `normscope check hf:FOLDER`, from the config.json of its tiny version
+(see `hf_small`). `initializer_range` is widened by √(width / tiny width): the gain of each map stays what its
+authors chose. An error or a warning is then a false finding, unless the small size or the random start causes
+it. `--steps 20` adds the trial.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+import warnings
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+
+from benchmarks.hf_small import classes_of, shrunk
+from normscope import check, load
+
+
+def row(model_type: str, steps: int) -> dict[str, Any]:
+    """Verdict and findings of a type above a note; the reason where it cannot be loaded."""
+    begin = time.monotonic()
+    found: dict[str, Any] = {"type": model_type}
+    try:
+        config = shrunk(model_type)
+        next(classes_of(config))
+        _keep_gain(config, CONFIG_MAPPING[model_type]())
+        with tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+            subject = load(f"hf:{folder}", batch_size=2, seq_len=32)
+    except Exception as error:
+        return found | {"state": "not loaded", "reason": " ".join(str(error).split())[:200]}
+    report = check(subject, steps=steps, budget="fast")
+    shown = [
+        {"name": f.name, "severity": f.severity, "sites": list(f.sites)[:3], "message": f.message[:300]}
+        for f in report.findings
+        if f.severity != "note"
+    ]
+    seconds = round(time.monotonic() - begin, 2)
+    return found | {"state": "checked", "verdict": report.verdict, "findings": shown, "seconds": seconds}
+
+
+def _keep_gain(config: Any, full: Any) -> None:
+    """Widen the random start of a tiny configuration and its parts as their width was cut."""
+    for name in getattr(type(config), "sub_configs", {}):
+        parts = getattr(config, name, None), getattr(full, name, None)
+        if None not in parts:
+            _keep_gain(*parts)
+    widths = [getattr(each, "hidden_size", None) for each in (config, full)]
+    spread = getattr(config, "initializer_range", None)
+    if isinstance(spread, float) and all(isinstance(width, int) for width in widths):
+        config.initializer_range = spread * sqrt(widths[1] / widths[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("types", nargs="*", metavar="TYPE")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th type")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    rows = []
+    for model_type in (arguments.types or list(CONFIG_MAPPING.keys()))[:: arguments.every]:
+        rows.append(found := row(model_type, arguments.steps))
+        print(json.dumps(found), flush=True)
+        if arguments.output is not None:
+            with arguments.output.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+    checked = [each for each in rows if each["state"] == "checked"]
+    clean = [each for each in checked if not each["findings"]]
+    print(f"{len(checked)} types checked, {len(clean)} without an error or a warning")
+
+
+if __name__ == "__main__":
+    main()
