@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from handwritten_base import PRE, WIDTH, Block, case, pre_tower, reading, tower
+from handwritten_base import PRE, WIDTH, Block, Tower, case, pre_tower, reading, token_ids, tower
 from handwritten_placements import NoNorm, Post
 from torch import Tensor, nn
 
@@ -140,3 +140,50 @@ case("admin", lambda: tower(Admin), admin)
 gated = reading("A.pre F.pre", join="gate", stream_scale="learnt", branch_scale="learnt")
 case("gru-gate", lambda: pre_tower(GRUGate), gated)
 case("highway", lambda: pre_tower(Highway), gated)
+
+
+class BiasedScales(Block):
+    """(x + b)·s + (F + b')·s', all learnt vectors (Zaya)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.ones(WIDTH) for _ in range(2))
+        self.shifts = nn.ParameterList(torch.zeros(WIDTH) for _ in range(2))
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return (y + self.shifts[0]) * self.scales[0] + (x + self.shifts[1]) * self.scales[1]
+
+
+class LearntShares(Block):
+    """α·x + β·norm(F), with β = σ(w) and α of a learnt w, and a norm without γ (Muse Spark)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(WIDTH))
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        share = torch.sigmoid(self.gate)
+        return torch.sqrt(1 - share**2) * x + share * F.layer_norm(y, (WIDTH,))
+
+
+class OneSequence(Block):
+    """The attention gives (T, D), which is added to (1, T, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x)).squeeze(0)
+        return x + self.feed_forward(self.norm2(x))
+
+
+class KeptTokens(Tower):
+    """Half of the tokens, drawn at random, go through the blocks (masked autoencoders)."""
+
+    def run(self, x: Tensor) -> Tensor:
+        kept = torch.argsort(torch.rand(x.shape[:2]), dim=1)[:, : x.shape[1] // 2]
+        return super().run(torch.gather(x, 1, kept.unsqueeze(-1).repeat(1, 1, WIDTH)))
+
+
+SCALED = {"join": "learnt", "stream_scale": "learnt", "branch_scale": "learnt"}
+case("biased-scales", lambda: pre_tower(BiasedScales), reading("A.pre F.pre", **SCALED))
+case("learnt-shares", lambda: pre_tower(LearntShares), reading("A.peri F.peri", **SCALED))
+case("one-sequence", lambda: pre_tower(OneSequence), PRE, batch=lambda: token_ids()[:1])
+case("kept-tokens", lambda: KeptTokens(Block(), Block()), PRE)
