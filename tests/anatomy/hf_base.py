@@ -26,6 +26,7 @@ class HFModel:
         unread: whether something must be said in `unread`; None where both are right.
         one_stream: False where the stacks are not compared, only the blocks in order.
         scheme: catalogue name every branch must carry; None is not compared.
+        readable: False where the reading must say that parts are not read, whatever it gives.
     """
 
     name: str
@@ -36,6 +37,7 @@ class HFModel:
     unread: bool | None = False
     one_stream: bool = True
     scheme: str | None = None
+    readable: bool = True
 
     def build(self) -> tuple[nn.Module, dict[str, Tensor]]:
         """The model with random weights in eval mode, and a batch of two."""

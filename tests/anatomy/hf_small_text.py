@@ -22,7 +22,7 @@ DECODERS = [
         "aria_text cosmos3_edge_text csm csm_depth_decoder_model ernie4_5_moe flint glm4_moe hunyuan_v1_moe "
         "hy_v3 laguna solar_open step3p5 unlimited_ocr_text emu3_text_model minimax_m3_vl_text jetmoe "
         "qwen3_omni_moe_text qwen3_omni_moe_talker_code_predictor qwen3_vl_text qwen3_vl_moe_text "
-        "kyutai_speech_to_text moshi mllama mllama_text_model blt_patcher higgs_audio_v2",
+        "kyutai_speech_to_text moshi mllama mllama_text_model blt_patcher",
         pre("rmsnorm"),
     ),
     *made(
@@ -48,7 +48,14 @@ DECODERS = [
     # scale_depth / sqrt(layers)
     *made("minicpm3", pre("rmsnorm", join="scaled", branch_scale=1.4 / sqrt(2))),
     # (residual + b)·s + (hidden + b')·s', all four learnt vectors
-    *made("zaya", pre("rmsnorm", join="learnt", stream_scale="learnt", branch_scale="learnt")),
+    # beside it a second stream, of the routers' states
+    *made(
+        "zaya",
+        pre("rmsnorm", join="learnt", stream_scale="learnt", branch_scale="learnt"),
+        readable=False,
+    ),
+    # norms of text and of sound, each written over its part of the stream by masked_scatter
+    *made("higgs_audio_v2", pre("rmsnorm"), readable=False),
     *made("glm4v_text glm_image_text glm_ocr_text kolibri1", placed("peri", "rmsnorm")),
     *made("muse_glimmer_text gemma4_unified_text", placed("peri", "rmsnorm")),
     *made(
@@ -93,7 +100,7 @@ DECODERS = [
     # H ← combᵀH + post ⊗ F(norm(pre·H)) over several streams
     *made("deepseek_v4", pre("rmsnorm", n=3, stream_scale="learnt", **STREAMS)),
     # the same without comb
-    *made("hy_v4", pre("rmsnorm", n=3, **STREAMS)),
+    *made("hy_v4", pre("rmsnorm", n=3, **STREAMS), readable=False),
 ]
 
 READERS = [
