@@ -88,6 +88,7 @@ def test_every_kind_of_join_is_compiled_with_the_backward() -> None:
         {"attention_gate": "head"},
         {"z_loss": 0.1},
         {"qk_clip": 0.1},
+        {"residual_warmup": 3},
     ],
     ids=lambda options: "-".join(map(str, options.items())),
 )

@@ -76,6 +76,7 @@ MODELS = (
     "nn:decoder,depth=2,width=16,heads=2,softcap=5.0",
     "nn:decoder,depth=2,width=16,heads=2,value_residual=learnt,attention_gate=head,z_loss=0.1",
     "nn:decoder,depth=2,width=16,heads=2,qk_clip=0.001",
+    "nn:decoder,depth=2,width=16,heads=2,residual_warmup=3",
     "nn:decoder,depth=2,width=32,heads=2,init=mup,base_width=16",
     "hf:t5,d_model=16,d_ff=32,num_layers=1,num_heads=2,d_kv=8,dropout_rate=0.0,vocab_size=256",
     f"hf:vit,{TINY.removesuffix(',vocab_size=256')},image_size=32,patch_size=8",

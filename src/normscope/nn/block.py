@@ -64,7 +64,13 @@ class Block(nn.Module):
 
         def residual(where: Where) -> Residual:
             return Residual(
-                scheme, where, config.width, norm=config.norm, eps=config.eps, dropout=config.dropout
+                scheme,
+                where,
+                config.width,
+                norm=config.norm,
+                eps=config.eps,
+                dropout=config.dropout,
+                warmup=config.residual_warmup,
             )
 
         hidden = config.hidden or default_hidden(config.width, config.activation)

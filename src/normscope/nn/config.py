@@ -44,6 +44,7 @@ class ModelConfig:
             logit in the step was over τ (100 in Kimi K2); None for none.
         softcap, output_softcap: c of c·tanh(logit/c), for attention logits and output logits; None for none.
         attention_scale: scale of the attention logits; 1/√head_width by default.
+        residual_warmup: T of a progressive residual warm-up (ProRes), as for `Residual`; 1000 in the paper.
         dropout: dropout rate after the embedding, in the attention and on each branch.
         bias: whether the linear maps have a bias.
         output_bias: bias of the output logits: true, false, or "unigram" (the log frequencies of a text).
@@ -86,6 +87,7 @@ class ModelConfig:
     softcap: float | None = None
     output_softcap: float | None = None
     attention_scale: float | None = None
+    residual_warmup: int | None = None
     dropout: float = 0.0
     bias: bool = True
     output_bias: bool | Literal["unigram"] = False
@@ -158,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     **_each(count(1, _COUNT, "change it"), "image", "patch", "channels", "classes"),
     **_each(
         count(1, _COUNT, "change it", optional=True),
-        *("depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden"),
+        *("residual_warmup", "depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden"),
     ),
     **_each(_FLAG, "bias", "tie", "checkpoint"),
     **_each(dataclasses.replace(_FLAG, optional=True), "entry_norm", "final_norm"),

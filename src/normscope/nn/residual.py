@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, D width.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
@@ -27,6 +28,10 @@ class Residual(nn.Module):
         norm: a name of `NORMS`; by default the scheme's own, else LayerNorm.
         eps: ε of the norms.
         dropout: dropout rate of the branch's output.
+        warmup: T of a progressive residual warm-up; None for none. In step t of training, from 1, the output
+            of a branch of block l is multiplied by min(t/(T·l), 1) (ProRes, Chen et al. 2026,
+            arXiv:2603.05369; their code counts from 0, where no branch learns). `steps` holds t − 1, and
+            `advance` counts it.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class Residual(nn.Module):
         norm: str | None = None,
         eps: float = 1e-5,
         dropout: float = 0.0,
+        warmup: int | None = None,
     ) -> None:
         super().__init__()
         if isinstance(scheme, str):
@@ -51,6 +57,9 @@ class Residual(nn.Module):
             self.entry_scale = scheme.entry_scale(where)
             self.join = scheme.join.build(Site(where, width, inner))
         self.dropout = nn.Dropout(dropout)
+        self.warmup = None if warmup is None else warmup * where.block
+        self.steps: Tensor | None
+        self.register_buffer("steps", None if warmup is None else torch.tensor(0))
 
     def forward(self, state: State, branch: Update, real_BT: Tensor | None = None) -> State:
         """The next state.
@@ -64,12 +73,23 @@ class Residual(nn.Module):
 
         def update(x_BTD: Tensor) -> Tensor:
             entry_BTD = scaled(self.norms["branch_in"](x_BTD, real_BT), self.entry_scale)
-            return self.norms["branch_out"](self.dropout(branch(entry_BTD)), real_BT)
+            return self._warmed(self.norms["branch_out"](self.dropout(branch(entry_BTD)), real_BT))
 
         def norm(x_BTD: Tensor) -> Tensor:
             return self.norms["stream"](x_BTD, real_BT)
 
         return self.join(state, update, norm)
+
+    def advance(self) -> None:
+        """Count a step of training, for a residual warm-up."""
+        if self.steps is not None:
+            self.steps.add_(1)
+
+    def _warmed(self, f_BTD: Tensor) -> Tensor:
+        if self.steps is None or self.warmup is None:
+            return f_BTD
+        share = ((self.steps + 1) / self.warmup).clamp(max=1.0)
+        return f_BTD * share.to(f_BTD.dtype)
 
 
 def norm_maker(scheme: Scheme, norm: str | None, eps: float) -> Callable[[int], nn.Module]:

@@ -12,6 +12,7 @@ from normscope.nn.initialise import ROLES, initialise_ends
 from normscope.nn.output import Output, with_loss
 from normscope.nn.placement import Where
 from normscope.nn.qk_clip import clip_queries_and_keys
+from normscope.nn.residual import Residual
 from normscope.nn.schemes import scheme_named
 from normscope.nn.stack import Stack
 from normscope.nn.tensors import unit, wide
@@ -32,9 +33,16 @@ class WholeModel(nn.Module):
         """The output with its loss; z-loss counts in train mode only, so that losses of eval mode compare."""
         return with_loss(logits, labels, self.config.z_loss if self.training else 0.0)
 
-    def after_step(self) -> None:
-        """Normalise nGPT's matrices, and apply QK-clip; call this after each optimiser step."""
+    def settle(self) -> None:
+        """Normalise nGPT's matrices; call this after weights were changed other than by training."""
         onto_sphere(self)
+
+    def after_step(self) -> None:
+        """Normalise nGPT's matrices, apply QK-clip, count the step; call this after each optimiser step."""
+        self.settle()
+        for module in self.modules():
+            if isinstance(module, Residual):
+                module.advance()
         if self.config.qk_clip is not None:
             clip_queries_and_keys(self, self.config.qk_clip)
 

@@ -78,7 +78,7 @@ def swap(model: Model, scheme: str, ids: Tensor | None = None) -> Model:
     for path, module in other.named_modules():
         if isinstance(module, SigmaLinear) and f"{path}.u" not in kept:
             module.settle()
-    other.after_step()
+    other.settle()
     other.train(model.training)
     if not is_trained(model):
         remember(other)

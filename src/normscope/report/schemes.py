@@ -49,6 +49,11 @@ _OPTIONS = (
         "Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, as in OLMo's code",
     ),
     (
+        "`residual_warmup=1000`",
+        "`x + α F(…)`, `α = min(t/(T·l), 1)` in step t, from 1, T = 1000; `after_step` counts",
+        "Chen et al. 2026 (ProRes), arXiv:2603.05369, as in their code, which counts t from 0",
+    ),
+    (
         "`qk_clip=100`",
         "after each step `W_q`, `W_k` of a head × `√min(1, τ/S)`, S its largest logit in the step",
         "Kimi Team 2025 (Kimi K2), arXiv:2507.20534, as in Megatron-LM; not with `qk_norm`",

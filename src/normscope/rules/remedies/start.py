@@ -87,4 +87,5 @@ def _settle(model: nn.Module) -> None:
         settle = getattr(module, "settle", None)
         if callable(settle):
             settle()
-    after_step(model)
+    if not callable(getattr(model, "settle", None)):  # after_step of our models also counts a step
+        after_step(model)
