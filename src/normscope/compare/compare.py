@@ -18,6 +18,8 @@ from normscope.compare.given import MapError
 from normscope.compare.outcome import Outcome
 from normscope.compare.recipe import compare as compare_recipes
 from normscope.compare.recipe import recipe_of, recipe_of_report
+from normscope.compare.runs import compare_recipes as compare_recipes_of_runs
+from normscope.compare.runs import only_blocks, parting, structure_of_run
 from normscope.compare.side import NotGivenError, Settings, Side
 from normscope.compare.sides import Given, opened
 from normscope.compare.start import compare as compare_starts
@@ -271,12 +273,19 @@ def _align(run: Comparison) -> None:
         if not side.is_saved:
             found: Place = side.read(structure_of)
             return found
-        if "anatomy" not in side.report():
-            raise NotGivenError("is the store of a run, without a structure")
-        return structure_of_report(side.report())
+        report = side.report()
+        if "held" in report:
+            of_run = structure_of_run(report["held"])
+            if of_run is None:
+                raise NotGivenError("is a run that stored no residual stream")
+            return of_run
+        if "anatomy" not in report:
+            raise NotGivenError("is the report of a run, without a structure")
+        return structure_of_report(report)
 
     try:
-        run.rows = align(*_of_both(run, place))
+        a, b = _of_both(run, place)
+        run.rows = align(only_blocks(a), only_blocks(b)) if _runs(run) else align(a, b)
     except _NotError as reason:
         run.unread = reason.args
 
@@ -289,7 +298,8 @@ def _structure(run: Comparison) -> Outcome:
     if not found and not any(place.parts for _, place in read):
         raise _NotError("no residual stream was read in A and B")
     saved = [name for name, side in (("A", run.a), ("B", run.b)) if side.is_saved]
-    why = [f"{' and '.join(saved)}: a report has few facts of its model's structure"] if saved else []
+    kind = "the store of a run has only the blocks" if _runs(run) else "a report has few facts"
+    why = [f"{' and '.join(saved)}: {kind} of its model's structure"] if saved else []
     why += [f"{name}: {line}" for name, place in read for line in place.facts.get("unread") or ()]
     said = "" if found else "the same structure"
     return Outcome(Compared(Part.STRUCTURE, "partly" if why else "whole", tuple(why), said), found)
@@ -307,8 +317,21 @@ def _recipe(run: Comparison) -> Outcome:
             raise NotGivenError("has no recipe; a factory that returns a normscope.Run has one")
         return found
 
+    runs = _runs(run)
+    if not all(each["rates"] for each in runs):
+        raise _NotError("a run has stored no learning rate")
+    if len(runs) == 2:
+        return compare_recipes_of_runs(*runs)
+    if runs:
+        raise _NotError("one is a run, of whose recipe only the learning rate is stored")
     a, b = _of_both(run, get)
     return compare_recipes(a, b, run.rows)
+
+
+def _runs(run: Comparison) -> list[Mapping[str, Any]]:
+    """The data of the sides that are stores of runs."""
+    saved = [side.report() for side in (run.a, run.b) if side.is_saved]
+    return [report["held"] for report in saved if "held" in report]
 
 
 def _function(run: Comparison) -> Outcome:
@@ -333,7 +356,12 @@ def _verdict(run: Comparison) -> Outcome:
     options = (_as_checked(saved[0]) if len(saved) == 1 else {}) | dict(run.options)
     seeds = tuple(range(run.seed, run.seed + (1 if saved else CHECKS)))
     a, b = _of_both(run, lambda side: side.reports(options, seeds))
-    return compare_verdicts(a, b)
+    outcome = compare_verdicts(a, b)
+    if len(runs := _runs(run)) < 2:
+        return outcome
+    if not all(each["rates"] or each["streams"] for each in runs):
+        raise _NotError("a run has no step yet")
+    return dataclasses.replace(outcome, differences=(*outcome.differences, *parting(*runs)))
 
 
 def _as_checked(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,6 +198,7 @@ NAMES: dict[str, str] = {
     "run-steps": "The length of the run differs.",
     "clip": "The clipping of the gradient differs.",
     "accumulation": "The number of batches per step differs.",
+    "batch-tokens": "The number of tokens per step differs.",
     "precision": "The precision of training differs.",
     "verdict": "The two checks end in different verdicts.",
     "finding-gained": "B's check has a finding that A's lacks.",

@@ -39,6 +39,7 @@ def saved_run(path: Path) -> SavedSide:
     Raises:
         UsageError: the file cannot be read, or holds no run.
     """
+    from normscope.compare.runs import read_run  # the monitor's room takes a while to import
     from normscope.monitor.after import check_run
 
-    return SavedSide(str(path), check_run(path).to_dict())
+    return SavedSide(str(path), check_run(path).to_dict() | {"held": read_run(path)})

@@ -53,7 +53,7 @@ def compare(a: Report | Sequence[Report], b: Report | Sequence[Report]) -> Outco
 
 def _why(first: Sequence[Report], second: Sequence[Report]) -> tuple[str, ...]:
     if first[0].get("schema") == "normscope.run/1":
-        return ("of two runs, verdicts, findings and losses are compared",)
+        return ("of two runs, verdicts, findings and the stored figures are compared",)
     if min(len(first), len(second)) > 1:
         return ()
     return (
