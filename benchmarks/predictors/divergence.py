@@ -1,0 +1,177 @@
+"""The grid of divergence: models with norms and without, on recall and on text, at four learning rates.
+
+    nice -n 19 python -m benchmarks.predictors.divergence FILE [--only WORD]
+
+It follows the normalisation sweep of arXiv:2602.22988, section 5.2 and appendix D.1, at a small size: five
+placements of norms, and no norm, on associative recall, with AdamW. That sweep has one kind of model
+without norms, so that "has no norm at all" decides it. Here are five, three of which are made to train
+(T-Fixup, Fixup, ReZero). The grid was fixed before any run of it was trained and before any AUROC; the code
+of the predictors was tried on four of its models. One line of JSON is one run; an interrupted command is
+continued.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normscope.subjects import Subject, load, make_subject
+from normscope.subjects.subject import LOSS_INPUTS
+from normscope.train import Recipe, Trial, endless, in_flushed_thread, last_loss, working_copy
+
+PREFIX = "divergence: "
+NORMED = ("pre,init=gpt2", "pre,norm=rmsnorm,init=gpt2", "post", "deepnorm", "sub-ln")
+NORM_FREE = ("residual-no-norm", "residual-no-norm,init=gpt2", "t-fixup", "fixup", "rezero")
+DEPTHS = (4, 12)
+TASKS = ("recall", "text")
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+REPLICAS, STEPS = 2, 300
+WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, PAIRS = 32, 2, 256, 64, 16, 4
+PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model and its task; `seed` of the first replica."""
+
+    scheme: str
+    depth: int
+    task: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name in truth files."""
+        return f"{PREFIX}{self.scheme} {self.depth} {self.task}"
+
+    def subject(self, seed: int) -> Subject:
+        """The model and its batches."""
+        size = f"depth={self.depth},width={WIDTH},heads={HEADS},vocab={VOCABULARY}"
+        text = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed)
+        if self.task == "text":
+            return text
+        return make_subject(text.model, _Recall(seed), last_token, seed=seed, spec=self.name)
+
+
+CASES: tuple[Case, ...] = tuple(
+    Case(scheme, depth, task, 7000 + number)
+    for number, (scheme, depth, task) in enumerate(
+        (scheme, depth, task) for scheme in (*NORMED, *NORM_FREE) for depth in DEPTHS for task in TASKS
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Recall:
+    """Batches of associative recall that start again at each iteration."""
+
+    seed: int
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return recall(self.seed)
+
+
+def recall(seed: int) -> Iterator[dict[str, Any]]:
+    """Endless batches [k₁, v₁, …, k₄, v₄, padding, q]; the target is the value of the key q."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        ids_BT = torch.full((BATCH, LENGTH), PAD)
+        order = torch.rand(BATCH, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
+        keys_BP = FIRST_KEY + order[:, :PAIRS]
+        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (BATCH, PAIRS), generator=generator)
+        ids_BT[:, 0 : 2 * PAIRS : 2], ids_BT[:, 1 : 2 * PAIRS : 2] = keys_BP, values_BP
+        asked_B1 = torch.randint(PAIRS, (BATCH, 1), generator=generator)
+        ids_BT[:, -1:] = keys_BP.gather(1, asked_B1)
+        yield {"ids": ids_BT, LOSS_INPUTS: (values_BP.gather(1, asked_B1)[:, 0],)}
+
+
+def last_token(output: Any, batch: Any) -> Tensor:
+    """Cross-entropy of the last position's logits."""
+    return functional.cross_entropy(output.logits[:, -1], batch[LOSS_INPUTS][0])
+
+
+def diverged_from_start(row: dict[str, Any]) -> bool:
+    """True if a loss was not finite, or the mean of the last losses is above the first loss."""
+    return row["last"] is None or row["last"] > row["first"]
+
+
+def diverged_as_published(row: dict[str, Any]) -> bool:
+    """True if at any step the loss was above 50 or the norm of the gradients above 500 (arXiv:2602.22988)."""
+    return row["last"] is None or row["largest loss"] > 50 or row["largest gradient"] > 500
+
+
+CRITERIA: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "start": diverged_from_start,
+    "paper": diverged_as_published,
+}
+
+
+def run(case: Case, replica: int, lr: float, steps: int = STEPS) -> dict[str, Any]:
+    """Train one run alone and return its row."""
+    seed = case.seed + 500 * replica
+    subject = case.subject(seed)
+    started = time.process_time()
+
+    def train(checkpoint: Callable[[], None]) -> Trial:
+        with working_copy(subject.model) as model:
+            torch.manual_seed(seed)
+            trial = Trial(
+                model.train(),
+                endless(subject.batches),
+                lambda model, batch: subject.loss(batch, model),
+                Recipe(optimizer="adamw", lr=lr, seed=seed, steps=steps),
+                keeps_norms=True,
+            )
+            while trial.step < steps and not trial.diverged:
+                checkpoint()
+                trial.advance()
+        return trial
+
+    trial = in_flushed_thread(train)
+    losses, norms = trial.losses, trial.gradient_norms
+    return {
+        "case": case.name,
+        "replica": replica,
+        "lr": lr,
+        "first": _rounded(losses[0]),
+        "last": None if trial.diverged else _rounded(last_loss(losses)),
+        "largest loss": _rounded(max(losses)),
+        "largest gradient": _rounded(max(norms)),
+        "steps": trial.step,
+        "seconds": round(time.process_time() - started, 2),
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="part of the names of cases")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = options.file.read_text().splitlines() if options.file.exists() else []
+    known = {(row["case"], row["replica"], row["lr"]) for row in map(json.loads, lines)}
+    for case in CASES:
+        for replica in range(REPLICAS) if options.only in case.name else ():
+            for lr in RATES:
+                if (case.name, replica, lr) in known:
+                    continue
+                row = run(case, replica, lr)
+                with options.file.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

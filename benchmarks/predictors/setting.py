@@ -1,0 +1,123 @@
+"""What a predictor gets and returns, and the copies of the model that it works on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.anatomy import Anatomy, measuring
+from normscope.subjects import Subject
+from normscope.train import Recipe, endless, in_flushed_thread, many_trials, working_copy
+
+
+class NotMeasuredError(Exception):
+    """A predictor does not apply to a model; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One ladder, as a predictor sees it.
+
+    Attributes:
+        subject: the model with its batches and its loss; no predictor changes it.
+        anatomy: the reading of the model.
+        recipe: the training settings; its learning rate is replaced by each of `rates`.
+        rates: learning rates, ascending.
+    """
+
+    subject: Subject
+    anatomy: Anatomy
+    recipe: Recipe
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of a predictor for all learning rates of a ladder together.
+
+    Attributes:
+        forwards: losses or activations without a gradient.
+        gradients: forwards with a backward.
+        products: Hessian-vector products, each a backward through the graph of the gradient.
+        steps: training steps.
+    """
+
+    forwards: int = 0
+    gradients: int = 0
+    products: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Scores of one ladder.
+
+    Attributes:
+        name: of the predictor, or of one of its variants.
+        scores: one for each learning rate; larger means that a failure is more likely.
+        cost: the work; variants share a measurement and name the same cost.
+        largest_rate: the largest learning rate that trains, for predictors that name one.
+        best_rate: the learning rate to use, likewise.
+        facts: the figures behind the scores.
+    """
+
+    name: str
+    scores: tuple[float, ...]
+    cost: Cost
+    largest_rate: float | None = None
+    best_rate: float | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+Predictor = Callable[[Setting], list[Prediction]]
+
+
+@contextmanager
+def at_start(subject: Subject) -> Iterator[nn.Module]:
+    """A copy of the model at its initial weights, in eval mode, with attention that has second derivatives.
+
+    Eval mode, because a loss with another dropout mask cannot be compared.
+    """
+    with working_copy(subject.model) as model, measuring(model):
+        yield model
+
+
+def loss_gradients(
+    subject: Subject, model: nn.Module, *, keep_graph: bool = False
+) -> tuple[float, list[nn.Parameter], list[Tensor]]:
+    """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        loss = subject.loss(model=model)
+        found = torch.autograd.grad(loss, trained, create_graph=keep_graph, allow_unused=True)
+    pairs = [(p, g) for p, g in zip(trained, found, strict=True) if g is not None]
+    return float(loss.detach()), [p for p, _ in pairs], [g for _, g in pairs]
+
+
+def trained_stack(
+    setting: Setting, steps: int, look: Callable[[nn.Module], Any] | None = None
+) -> tuple[list[list[float]], list[Any]]:
+    """Training losses of `steps` steps at each learning rate, and `look` of each model after them.
+
+    A copy whose loss is not finite stops earlier.
+    """
+    subject = setting.subject
+    recipes = [replace(setting.recipe, lr=rate, steps=steps) for rate in setting.rates]
+
+    def train(checkpoint: Callable[[], None]) -> tuple[list[list[float]], list[Any]]:
+        models = []
+        for _ in recipes:
+            with working_copy(subject.model) as model:
+                models.append(model.train())
+        torch.manual_seed(setting.recipe.seed)
+        feeds = [endless(subject.batches) for _ in models]
+        trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), recipes)
+        while trials.step < steps and trials.live:
+            checkpoint()
+            trials.advance()
+        return trials.losses, [] if look is None else [look(model) for model in trials.models]
+
+    return in_flushed_thread(train)
