@@ -1,4 +1,4 @@
-"""What a predictor gets and returns, and the copies of the model that it works on."""
+"""Types of predictors, `Setting` in and `Prediction` out, and the copies of the model that they work on."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
