@@ -105,7 +105,7 @@ def _native(op: Op) -> FoundNorm | None:
     weight = op.arg(weight_at, "weight")
     found = FoundNorm(kind, op.source, op.outputs[0], op, as_float(op.arg(eps_at, "eps")), None)
     if isinstance(weight, Value) and weight.learnt:
-        found.weight = weight
+        found.weight, found.weight_offset = _gamma(weight)
     if kind in {"layernorm", "rmsnorm"}:
         found.over = op.source, list(range(len(op.source.shape)))[-len(op.args[1]) :]
     return _absorb(found)

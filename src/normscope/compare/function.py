@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normscope.compare.holdings import Holdings
-from normscope.compare.mapping import CannotMapError, map_weights
+from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
 from normscope.compare.outcome import Outcome
 from normscope.compare.parting import RANDOM, Compared, Walked, noise_of, walked
@@ -101,6 +101,7 @@ class _Function:
         self.one.weights = generic.parameters()
         self.two.weights = self.weights.values
         self._say_unmapped()
+        self.notes += loading_notes(self.weights, generic, second.holdings)
         if are_given and (found := self._as_they_stand(own)) is not None:
             return self._outcome(found)
         steps_a, steps_b = self.one.walk(), self.two.walk()

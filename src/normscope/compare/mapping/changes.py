@@ -81,13 +81,12 @@ def _changes_of_parts(held: Held, expected: Tensor, source: str, heads: Mapping[
     """The changes of the parts of a fused weight."""
     parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
     if not any(_is_close(values, held.value.flatten()[piece.elements]) for piece, values in parts):
-        for axis, word in ((0, "rows"), (1, "columns")):
-            if axis < expected.ndim and (order := _order(expected, held.value, axis)) is not None:
-                what = _described(order, heads.get(held.pieces[0].slot.at, 0))
-                message = f"B's {held.name} is A's {source} with its {word} in another order: {what}."
-                at = held.pieces[0].slot.at
-                yield Change("weights-order", held.name, source, at, "", "as it is", what, message)
-                return
+        at = held.pieces[0].slot.at
+        if (moved := _moved(expected, held.value, heads.get(at, 0))) is not None:
+            word, what = moved
+            message = f"B's {held.name} is A's {source} with its {word} in another order: {what}."
+            yield Change("weights-order", held.name, source, at, "", "as it is", what, message)
+            return
     for piece, values in parts:
         mine = held.value.flatten()[piece.elements]
         if _is_close(values, mine):
@@ -172,26 +171,24 @@ def _change(
         return Change(
             "weights", held.name, source, at, role, None, 0.0, f"B's {part} is zero, A's {source} is not."
         )
-    shift = float((b - a).mean())
-    if _is_close(a + shift, b):
+    shift = _shift(a, b)
+    if shift is not None:
         between = 0.0 if piece is None or offset is None else piece.offset - offset
         if piece is not None and between and abs(shift - between) < _EQUAL:
             left, right = ("1 + w" if each else "w" for each in (offset, piece.offset))
             message = f"The norm multiplies by {left} in A and by {right} in B; both hold the same w, {part}."
             name = "final-norm-offset" if role == "final norm" else "norm-offset"
             return Change(name, held.name, source, at, role, left, right, message)
-        words = f"{'plus' if shift > 0 else 'minus'} {abs(shift):.6g}"
-        return change("weights-shifted", 0.0, _short(shift), words)
-    square = float((a * a).sum())
-    scale = float((a * b).sum()) / square if square else 0.0
-    if scale and _is_close(scale * a, b):
+        return change("weights-shifted", 0.0, _short(shift), _added(shift))
+    scale = _scale(a, b)
+    if scale is not None:
         return change("weights-scaled", 1.0, _short(scale), f"times {scale:.6g}")
-    if a.ndim == 2 and a.shape[0] == a.shape[1] and _is_close(a.mT, b):
+    if _is_turned(a, b):
         return change("weights-transposed", "as it is", "transposed", "transposed")
-    for axis, word in ((0, "rows"), (1, "columns")):
-        if axis < a.ndim and (order := _order(a, b, axis)) is not None:
-            what = _described(order, heads.get(at, 0))
-            return change("weights-order", "as it is", what, f"with its {word} in another order: {what}")
+    if (moved := _moved(a, b, heads.get(at, 0))) is not None:
+        return change(
+            "weights-order", "as it is", moved[1], f"with its {moved[0]} in another order: {moved[1]}"
+        )
     words = f"{100 * _off(a, b):.2g} % of the largest entry"
     return Change(
         "weights",
@@ -203,6 +200,45 @@ def _change(
         None,
         f"B's {part} differs from A's {source} by {words}.",
     )
+
+
+def relation(a: Tensor, b: Tensor) -> str | None:
+    """How b is made of a, in words: "plus 1", "transposed", "with its rows in another order"."""
+    if (shift := _shift(a, b)) is not None:
+        return _added(shift)
+    if _is_turned(a, b):
+        return "transposed"
+    moved = _moved(a, b, 0)
+    return None if moved is None else f"with its {moved[0]} in another order"
+
+
+def _shift(a: Tensor, b: Tensor) -> float | None:
+    """The number c with b = a + c."""
+    shift = float((b - a).mean())
+    return shift if _is_close(a + shift, b) else None
+
+
+def _added(shift: float) -> str:
+    return f"{'plus' if shift > 0 else 'minus'} {abs(shift):.6g}"
+
+
+def _scale(a: Tensor, b: Tensor) -> float | None:
+    """The number c with b = c · a."""
+    square = float((a * a).sum())
+    scale = float((a * b).sum()) / square if square else 0.0
+    return scale if scale and _is_close(scale * a, b) else None
+
+
+def _is_turned(a: Tensor, b: Tensor) -> bool:
+    return a.ndim == 2 and a.shape[0] == a.shape[1] and _is_close(a.mT, b)
+
+
+def _moved(a: Tensor, b: Tensor, width: int) -> tuple[str, str] | None:
+    """Whether b has a's rows or columns in another order, and which order."""
+    for axis, word in ((0, "rows"), (1, "columns")):
+        if axis < a.ndim and (order := _order(a, b, axis)) is not None:
+            return word, _described(order, width)
+    return None
 
 
 def _plain(dtype: torch.dtype) -> str:

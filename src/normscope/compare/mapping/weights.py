@@ -24,6 +24,7 @@ from normscope.compare.types import Weights
 from normscope.errors import suggest
 
 _MOSTLY = 0.75
+BY_MAP = "by the given map"
 _FIRST_ROWS = ("embedding", "head", "positions")
 """Uses whose rows may be more on one side: a padded vocabulary, a longer context."""
 
@@ -113,7 +114,7 @@ def _by_map(a: Holdings, b: Holdings, given: Mapping[str, str], found: _Found) -
                 "two parameters of one shape, or one the transpose of the other",
                 "remove the line, or map another parameter",
             )
-        found.put(names_b[name], value, [names_a[origin]], "by the given map")
+        found.put(names_b[name], value, [names_a[origin]], BY_MAP)
 
 
 def _fitted(source: Held, to: Held) -> Tensor | None:
