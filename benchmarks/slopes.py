@@ -135,10 +135,10 @@ def at_entry(scheme: str, seed: int) -> tuple[float, float]:
     return tuple(float(x.square().mean().sqrt()) for x in (stream, added[0]))  # type: ignore[return-value]
 
 
-NORMED = ("peri", "res-post", "swin-v2", "siamesenorm")
+NORMED = ("peri", "res-post", "swin-v2", "siamesenorm", "nanochat")
 NORMAL = """
     pre pre-no-final gpt2 normformer layerscale mix-ln layernorm-scaling gpas hybridnorm keel parallel
-    hyper-connections mhc dyt derf sigma-reparam depth-mup
+    hyper-connections mhc mhc-lite kromhc attnres block-attnres dyt derf seednorm bhyt sigma-reparam depth-mup
 """
 GLOROT = """
     plain residual-no-norm post deepnorm sub-ln admin rezero skipinit fixup residual-dual b2t gtrxl highway

@@ -65,6 +65,18 @@ _OPTIONS = (
     ),
 )
 """Option of the models, its formula and its source."""
+_READ_IN = (
+    ("`attnres`, `block-attnres`", "the authors' pseudocode, in copies of their README; other people's code"),
+    ("`mhc-lite`, `kromhc`, `bhyt`, `residual_warmup`", "the authors' code"),
+    ("`attention_gate`, `value_residual=half`", "the authors' code"),
+    (
+        "`nanochat`, `value_residual=learnt`",
+        "the code of nanochat (July 2026) and modded-nanogpt (November 2024)",
+    ),
+    ("`qk_clip`, `z_loss`", "the code of Megatron-LM and x-transformers, and of OLMo; not the papers"),
+    ("`seednorm`", "a transcription of the paper, without its initial values: α = 1 is a guess of ours"),
+)
+"""Recent schemes and options, and where their formulas were read."""
 _FOOT = f"""
 ## Options
 
@@ -74,6 +86,12 @@ These go with any scheme: `nn:decoder,scheme=pre,attention_gate=head`, or in Pyt
 | option | formula | source |
 |---|---|---|
 {chr(10).join(f"| {' | '.join(row)} |" for row in _OPTIONS)}
+
+## Where recent formulas were read
+
+| scheme or option | read in |
+|---|---|
+{chr(10).join(f"| {' | '.join(row)} |" for row in _READ_IN)}
 
 ## Not built
 
