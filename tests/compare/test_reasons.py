@@ -205,6 +205,30 @@ def test_an_unknown_difference_says_so_and_hides_no_other(base: str) -> None:
     assert result.forwards == 3  # both are seen at once, since every branch reads A's stream
 
 
+def others(base: str, **changes: Any) -> tuple[str, ...]:
+    (group,) = grouped(searched(plain(base), opened(base, changes)).found)
+    return group[0].reason.others
+
+
+def test_reasons_that_explain_a_difference_equally_well_are_listed() -> None:
+    assert others("gpt", activation="relu") == (
+        "On this batch the activation in B is also explained by relu6.",
+    )
+    assert others("gpt", activation="silu") == ()
+    words = "On this batch the mask in A is also explained by a window of at least 12 tokens."
+    assert others("gpt", window=4) == (words,)
+
+
+@pytest.mark.parametrize(("heads", "is_tied"), [(8, True), (4, False)])
+def test_two_rotary_frequencies_do_not_tell_a_base_from_a_scaling(heads: int, is_tied: bool) -> None:
+    options = {"heads": heads, "kv_heads": 2}
+    result = searched(opened("llama", options), opened("llama", {**options, "base": 500.0}))
+    assert names(result) == ["rotary-base"]
+    (group,) = grouped(result.found)
+    words = "On this batch the base in B is also explained by a factor on the slower of its two frequencies."
+    assert group[0].reason.others == ((words,) if is_tied else ())
+
+
 def test_patches_that_read_patched_tensors_have_right_gradients() -> None:
     result = searched(plain("llama"), opened("llama", {"rotary": "interleaved", "window": 4}))
     assert names(result) == ["rotary-layout", "window"]

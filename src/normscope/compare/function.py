@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from normscope.compare.facts import differing, name_of, sentence
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
@@ -41,6 +42,7 @@ from normscope.report.sites import compress
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
+_HEAD_FACTS = ("head_maps", "head_norms", "head_norm_eps", "head_activation")
 _VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights", "pooling")
 """Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
 
@@ -213,7 +215,7 @@ class _Function:
     def _judge(self, found: Walked, steps_a: tuple[Step, ...]) -> None:
         if found.first is not None:
             result = self._search(found, steps_a)
-            for group in grouped(result.found):
+            for group in grouped([one for each in result.found for one in self._of_head(each)]):
                 self._add(self._because(group), group[0].b)
             self._say_random()
             if not self.found:
@@ -232,6 +234,21 @@ class _Function:
             steps_b = [each.b for each in found.pairs if each.b is not None]
         if found.first_gradient is not None:
             self._judge_gradients(found, steps_a, steps_b)
+
+    def _of_head(self, found: Found) -> list[Found]:
+        """What the structures say of heads that give other values, where they differ; else the finding."""
+        a, b = self.pair.a, self.pair.b
+        if found.reason.name != "weights" or found.reason.step != OUTPUT or a is None or b is None:
+            return [found]
+        facts = [fact for fact in differing(a.facts, b.facts) if fact in _HEAD_FACTS]
+        made = [
+            replace(
+                found.reason, name=name_of(fact), a=values[0], b=values[1], message=sentence(fact, *values)
+            )
+            for fact in facts
+            for values in [(a.facts[fact], b.facts[fact])]
+        ]
+        return [replace(found, reason=reason) for reason in made] or [found]
 
     def _judge_gradients(self, found: Walked, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
         """The last branch of the forward whose gradients part for a reason of its own, and cuts before it."""

@@ -3,7 +3,20 @@
 from torch import Tensor
 
 from normscope.compare.formulas import ACTIVATIONS, activation
-from normscope.compare.reasons.scene import FITS, Half, Reason, Reasons, Scene, distance, factor, figure, tell
+from normscope.compare.reasons.scene import (
+    FITS,
+    Half,
+    Reason,
+    Reasons,
+    Scene,
+    also,
+    distance,
+    factor,
+    figure,
+    tell,
+)
+
+_ROUNDING = 1e-12
 
 
 def reasons(scene: Scene) -> Reasons:
@@ -20,30 +33,38 @@ def reasons(scene: Scene) -> Reasons:
         return
     if a[0] != b[0]:
         patches = scene.b.patch("act", "activation", before, name=a[0])
-        yield Reason("activation", "act", a[0], b[0], tell("The activation", a[0], b[0]), patches)
+        others = also("the activation", (("A", a[2]), ("B", b[2])))
+        yield Reason("activation", "act", a[0], b[0], tell("The activation", a[0], b[0]), patches, others)
     elif abs(a[1] - b[1]) > FITS * abs(a[1]):
         patches = scene.b.patch("act", "scale", by=a[1] / b[1])
         message = f"The factor after the activation is {figure(a[1])} in A and {figure(b[1])} in B."
         yield Reason("hidden-scale", "act", a[1], b[1], message, patches)
 
 
-def _described(half: Half) -> tuple[str, float] | None:
-    """Name of the activation and a factor after it; None where none fits."""
+def _described(half: Half) -> tuple[str, float, list[str]] | None:
+    """Name of the activation, a factor after it, and other names that fit as well; None where none fits.
+
+    Of several that fit to rounding, one without a factor comes first, and then the order of `ACTIVATIONS`.
+    """
     gated = "gate" in half.steps
     found = half.all_of("gate", "up", "act") if gated else half.all_of("up", "act")
     if found is None or len({t.numel() for t in found}) != 1:
         return None
     *before, after = found
     sources = [t.reshape(after.shape) for t in before]
-    fits = []
+    fits: list[tuple[bool, float, str, float]] = []
     for name in ACTIVATIONS:
         value = activation(after, *sources, name=name)
         gap, c = distance(value, after), 1.0
         if gap > FITS:
             c, gap = factor(after, value)
-        fits.append((gap, abs(c - 1.0) > 0, name, c))
-    gap, _, name, c = min(fits)
-    return (name, c) if gap < FITS else None
+        fits.append((c != 1.0, gap, name, c))
+    least = min(gap for _, gap, _, _ in fits)
+    if least > FITS:
+        return None
+    near = sorted((fit for fit in fits if fit[1] < max(10 * least, _ROUNDING)), key=lambda fit: fit[0])
+    _, _, name, c = near[0]
+    return name, c, [other for _, _, other, factor_ in near[1:] if factor_ == c]
 
 
 def _is_swapped(scene: Scene) -> bool:

@@ -1,7 +1,7 @@
 """Logits of an attention: their scale, soft cap, added bias and mask."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from normscope.compare.reasons.scene import (
     Reason,
     Reasons,
     Scene,
+    also,
     clean,
     distance,
     factor,
@@ -252,6 +253,11 @@ def _mask(scene: Scene, a: Tensor, b: Tensor, reason: Any) -> Reason:
     if left == right:
         message = f"Queries see {left} in both, but not the same ones."
     found: Reason = reason(name, left, right, message, visible=a)
+    words = f"a window of at least {a.shape[-1]} tokens"
+    sides = (("A", left), ("B", right))
+    if name == "window":
+        tied = [(side, [words]) for side, seen in sides if seen in ("earlier keys", "all keys")]
+        found = replace(found, others=also("the mask", tied))
     return found
 
 

@@ -16,6 +16,7 @@ from normscope.compare.reasons.scene import (
     Reason,
     Reasons,
     Scene,
+    also,
     clean,
     distance,
     factor,
@@ -365,7 +366,12 @@ def _rotations(a: Rotation | None, b: Rotation | None, word: str, reason: Any) -
         message = f"The rotary positions turn {pairs[a.layout]} in A and {pairs[b.layout]} in B."
         yield reason("rotary-layout", a.layout, b.layout, message)
     if a.base is not None and b.base is not None and abs(a.base - b.base) > 1e-3 * a.base:
-        yield reason("rotary-base", a.base, b.base, tell("The base of the rotary positions", a.base, b.base))
+        found = reason(
+            "rotary-base", a.base, b.base, tell("The base of the rotary positions", a.base, b.base)
+        )
+        is_tied = a.width == b.width == 4  # through two frequencies goes the law of some base
+        words = ["a factor on the slower of its two frequencies"]
+        yield replace(found, others=also("the base", [("B", words)])) if is_tied else found
     elif (a.base is None) != (b.base is None) and min(a.width, b.width) > 2:
         words = [
             "its frequencies follow no base" if r.base is None else f"base {figure(r.base)}" for r in (a, b)

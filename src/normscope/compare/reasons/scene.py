@@ -1,6 +1,6 @@
 """One branch, or the way in or out of the stack, of both models: the tensors by which reasons are found."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,15 @@ def clean(value: float) -> float:
         if abs(rounded - value) <= 1e-12 * abs(value):
             return rounded
     return value
+
+
+def also(what: str, half_words: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Sentences on what else explains a side's tensors equally well, from ("A", its other names)."""
+    return tuple(
+        f"On this batch {what} in {side} is also explained by {' or '.join(names)}."
+        for side, names in half_words
+        if names
+    )
 
 
 def tell(subject: str, a: Any, b: Any) -> str:
