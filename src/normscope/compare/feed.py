@@ -9,7 +9,7 @@ Roles: "ids", "decoder ids", "labels", "mask" (one at real tokens), "decoder mas
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,12 +58,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fed:
-    """A batch with the tensors that were put in, and remarks on those that were not."""
+    """A batch with the tensors that were put in, and the roles of those that it cannot take."""
 
     batch: Batch
     left_out: tuple[str, ...] = ()
-    real: Tensor | None = None
-    notes: tuple[str, ...] = field(default=())
 
 
 def parts_of(subject: Subject) -> dict[str, Tensor]:
@@ -97,7 +95,7 @@ def batch_with(subject: Subject, parts: Parts) -> Fed:
             value = value.to(entry.tensor.dtype)
         values[entry.at] = value.to(_device(subject.model))
     left_out = tuple(role for role in parts if role not in known and role != "labels")
-    return Fed(_filled(subject.batch, values), left_out, _real(parts))
+    return Fed(_filled(subject.batch, values), left_out)
 
 
 def _without_partner(entry: Entry, entries: list[Entry], parts: Parts) -> Tensor | None:
@@ -121,14 +119,6 @@ def _without_partner(entry: Entry, entries: list[Entry], parts: Parts) -> Tensor
     if entry.role == "positions" and ids is not None:
         return torch.arange(ids.shape[1]).expand(ids.shape).contiguous()
     return None
-
-
-def _real(parts: Parts) -> Tensor | None:
-    """(B, T), true at the tokens that are no padding; None where all are real."""
-    mask = parts.get("decoder mask" if "decoder ids" in parts or "decoder mask" in parts else "mask")
-    if mask is None or mask.ndim != 2 or bool(mask.all()):
-        return None
-    return mask.bool()
 
 
 def _filled(batch: Batch, values: Mapping[int | str | None, Tensor]) -> Batch:

@@ -3,7 +3,7 @@
 The ops of a recorded graph are run again on whole numbers that name the elements.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def features(output: Value) -> dict[Value, Tensor]:
 def _followed(start: dict[Value, Tensor], belongs: Callable[[Value], bool]) -> dict[Value, Tensor]:
     known, queue = dict(start), list(start)
     while queue:
-        for op in _users(queue.pop(0)):
+        for op in queue.pop(0).users:
             outputs = [value for value in op.outputs if value not in known and belongs(value)]
             if not outputs:
                 continue
@@ -44,10 +44,6 @@ def _followed(start: dict[Value, Tensor], belongs: Callable[[Value], bool]) -> d
                     known[value] = numbers
                     queue.append(value)
     return known
-
-
-def _users(value: Value) -> Iterable[Op]:
-    return value.users
 
 
 def _run(op: Op, known: dict[Value, Tensor]) -> list[Tensor | None]:

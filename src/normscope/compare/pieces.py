@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from normscope.anatomy.graph import Op, Value
+from normscope.anatomy.ops import CONVOLUTIONS, matmul_operands
 from normscope.compare.walk import OUTSIDE
 
 At = tuple[int, int, int]
@@ -48,3 +51,37 @@ class Piece:
     offset: float = 0.0
     words: str = ""
     is_twofold: bool = False
+
+
+def whole(leaf: Value, where: Tensor) -> Tensor:
+    """The elements in the parameter's own shape without axes of one, where all of them are used."""
+    shape = [n for n in leaf.shape if n > 1] or [1]
+    if len(where.unique()) == leaf.numel:
+        return torch.arange(leaf.numel).reshape(shape)
+    return where.reshape([n for n in where.shape if n > 1] or [1])
+
+
+def rows_first(where: Tensor, op: Op) -> Tensor:
+    """(features out, features in) of the elements of a weight as a matmul or convolution reads it."""
+    operands = matmul_operands(op)
+    if op.base in CONVOLUTIONS or op.base == "linear" or operands is None:
+        return where.reshape(where.shape[0], -1) if where.ndim > 1 else where.reshape(-1, 1)
+    second = operands[1].is_weight
+    if where.ndim > 2:  # one matrix a head, or one matrix expanded to the batch
+        flat = where.reshape(-1, *where.shape[-2:])
+        flat = flat[:1] if bool((flat == flat[:1]).all()) else flat
+        turned = flat.transpose(-1, -2) if second else flat
+        return turned.reshape(-1, turned.shape[-1])
+    if where.ndim < 2:
+        return where.reshape(-1, 1)
+    return where.mT if second else where
+
+
+def span(rows: Tensor, leaf: Value) -> str:
+    """Words for the part of a parameter."""
+    firsts = rows.reshape(rows.shape[0], -1)[:, 0]
+    others = leaf.numel // leaf.shape[0] if leaf.shape else 1
+    lines, name = (firsts // others, "rows") if int(firsts.max()) >= leaf.shape[-1] else (firsts, "columns")
+    first, last = int(lines.min()), int(lines.max())
+    gaps = "" if last - first + 1 == len(lines.unique()) else f" of {name} {first}–{last}"
+    return f"{len(lines.unique())}{gaps}" if gaps else f"{name} {first}–{last}"

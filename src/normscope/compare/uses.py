@@ -9,12 +9,12 @@ from torch import Tensor
 from normscope.anatomy import Branch, Site
 from normscope.anatomy.graph import Op, Value, search
 from normscope.anatomy.norms import FoundNorm
-from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, matmul_operands, weight_of
+from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, weight_of
 from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
 from normscope.compare.made import made_in, read_by, sources, values_of
-from normscope.compare.pieces import OUT, At, Piece, Slot
+from normscope.compare.pieces import OUT, At, Piece, Slot, rows_first, span, whole
 from normscope.compare.walk import OUTSIDE, Key, Twin
 from normscope.probes.roles import OPERANDS
 
@@ -193,9 +193,9 @@ class Uses:
         elif op.base in ("add", "sub"):
             yield self._added(start, where, op)
         elif op.base in ("mul", "div"):
-            yield Piece(Slot(self.at(op.outputs[0]), "scale", "scale"), _whole(start, where))
+            yield Piece(Slot(self.at(op.outputs[0]), "scale", "scale"), whole(start, where))
         else:
-            yield Piece(Slot(self.at(op.outputs[0]), op.base, "other"), _whole(start, where))
+            yield Piece(Slot(self.at(op.outputs[0]), op.base, "other"), whole(start, where))
 
     def _weight(self, start: Value, where: Tensor, value: Value, op: Op) -> Iterator[Piece]:
         """The use as a matrix of a map, or as a table."""
@@ -241,7 +241,7 @@ class Uses:
         return None if min(at) < 0 else self.anatomy.stacks[s].blocks[b].branches[n]
 
     def _matrix(self, start: Value, where: Tensor, op: Op) -> Iterator[Piece]:
-        canonical = _rows_first(where, op)
+        canonical = rows_first(where, op)
         at, parts = self._parts(op, canonical.shape[0])
         turned = canonical.ndim == 2 and bool(canonical[0, -1] - canonical[0, 0] >= canonical.shape[1] > 1)
         for role, rows in parts.items():
@@ -249,7 +249,7 @@ class Uses:
             own = own[(own >= 0).flatten(1).all(1)]  # without what is joined with it
             if not len(own):
                 continue
-            words = [] if own.numel() == start.numel else [_span(own, start)]
+            words = [] if own.numel() == start.numel else [span(own, start)]
             if turned:
                 words.append("transposed")
             yield Piece(Slot(at, role, "matrix"), own, words=", ".join(words))
@@ -298,15 +298,7 @@ class Uses:
             role = "relative positions"
         if _table_behind(op, leaf) is not None and role == "positions" and leaf.shape[0] <= 4:
             role = "types"
-        return Piece(Slot(at, role, "table"), _whole(leaf, where))
-
-
-def _whole(leaf: Value, where: Tensor) -> Tensor:
-    """The elements in the parameter's own shape without axes of one, where all of them are used."""
-    shape = [n for n in leaf.shape if n > 1] or [1]
-    if len(where.unique()) == leaf.numel:
-        return torch.arange(leaf.numel).reshape(shape)
-    return where.reshape([n for n in where.shape if n > 1] or [1])
+        return Piece(Slot(at, role, "table"), whole(leaf, where))
 
 
 def _is_repeated(piece: Piece, other: Piece) -> bool:
@@ -346,29 +338,3 @@ def _matmul_behind(op: Op, bias: Value) -> Op | None:
                 same = bias.numel == source.shape[-1] or source.op.base in CONVOLUTIONS
                 return source.op if same else None
     return None
-
-
-def _rows_first(where: Tensor, op: Op) -> Tensor:
-    """(features out, features in) of the elements of a weight as a matmul or convolution reads it."""
-    operands = matmul_operands(op)
-    if op.base in CONVOLUTIONS or op.base == "linear" or operands is None:
-        return where.reshape(where.shape[0], -1) if where.ndim > 1 else where.reshape(-1, 1)
-    second = operands[1].is_weight
-    if where.ndim > 2:  # one matrix a head, or one matrix expanded to the batch
-        flat = where.reshape(-1, *where.shape[-2:])
-        flat = flat[:1] if bool((flat == flat[:1]).all()) else flat
-        turned = flat.transpose(-1, -2) if second else flat
-        return turned.reshape(-1, turned.shape[-1])
-    if where.ndim < 2:
-        return where.reshape(-1, 1)
-    return where.mT if second else where
-
-
-def _span(rows: Tensor, leaf: Value) -> str:
-    """Words for the part of a parameter."""
-    firsts = rows.reshape(rows.shape[0], -1)[:, 0]
-    others = leaf.numel // leaf.shape[0] if leaf.shape else 1
-    lines, name = (firsts // others, "rows") if int(firsts.max()) >= leaf.shape[-1] else (firsts, "columns")
-    first, last = int(lines.min()), int(lines.max())
-    gaps = "" if last - first + 1 == len(lines.unique()) else f" of {name} {first}–{last}"
-    return f"{len(lines.unique())}{gaps}" if gaps else f"{name} {first}–{last}"
