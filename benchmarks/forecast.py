@@ -3,7 +3,7 @@
 Every ladder of `LADDERS` is forecast now and compared with the result of 300 training steps. Those results
 are kept (see forecast_cells.py). Some are trained again now, which also gives the time of a single run. The
 time of a forecast includes everything: steps, measurements, and warm-ups that are tried if the wanted rate
-fails.
+fails. Published predictors are scored on the same ladders (see benchmarks/predictors).
 """
 
 import time
@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.forecast_cells import LADDERS, RATES, Ladder, kept, name, train
+from benchmarks.forecast_cells import KEPT, LADDERS, RATES, Ladder, kept, name, train
+from benchmarks.predictors.cells import read
+from benchmarks.predictors.rows import auroc_rows
 from benchmarks.process import Row, row, wilson
 from normscope.anatomy import read_anatomy
 from normscope.forecast import LadderForecast, forecast_ladder
@@ -66,7 +68,9 @@ def bench_forecast() -> list[Row]:
     if not held:
         why = "no kept truth of this Python's text: train it first"
         return [row("the forecast", "not measured", "", why)]
-    return [*_accuracies(held), _edges(held), _cost(held), _again(held), *_confusion(held)]
+    cells = {each.name: each for each in read(KEPT)}
+    beside = auroc_rows([(cells[each.ladder.model], each.said) for each in held])
+    return [*_accuracies(held), _edges(held), _cost(held), _again(held), *_confusion(held), *beside]
 
 
 def _held(ladder: Ladder, truths: dict[str, dict[str, Any]], *, again: bool) -> Held:

@@ -1,7 +1,7 @@
 """normscope's forecast over the ladder: the negative score, as a predictor."""
 
 from benchmarks.predictors.setting import Cost, Prediction, Setting
-from normscope.forecast import Forecast, forecast_ladder
+from normscope.forecast import Forecast, LadderForecast, forecast_ladder
 
 WORST = 3.0
 """Score of a failed rung without one; a rung that is undecided without a score is at 0, the limit."""
@@ -11,10 +11,14 @@ NAME = "normscope's forecast"
 
 def of_normscope(setting: Setting) -> list[Prediction]:
     """Minus the forecast's score; the largest rate that it names."""
-    said = forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates)
+    return [as_prediction(forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates))]
+
+
+def as_prediction(said: LadderForecast) -> Prediction:
+    """The forecast of a ladder in the form of a predictor."""
     steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
     scores = tuple(_score(rung) for rung in said.rungs)
-    return [Prediction(NAME, scores, Cost(steps=steps), said.largest_rate)]
+    return Prediction(NAME, scores, Cost(steps=steps), said.largest_rate)
 
 
 def _score(rung: Forecast) -> float:

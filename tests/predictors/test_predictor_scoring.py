@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from benchmarks.predictors import __main__ as command
-from benchmarks.predictors import divergence
+from benchmarks.predictors import divergence, rows
 from benchmarks.predictors.cells import Cell, Ladder, read
 from benchmarks.predictors.scoring import auroc, interval, line, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
 from normscope.anatomy import Anatomy
+from normscope.forecast import Forecast, LadderForecast
 from normscope.train import Recipe
 
 
@@ -180,3 +181,31 @@ def test_an_interrupted_command_is_continued(
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "b", "--part", "held-out"])
     command.main()
     assert calls == ["rate", "rate"], "the ladders are set on"
+
+
+def test_rows_of_the_bench_compare_the_forecast_with_the_best_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rate(setting: Setting) -> list[Prediction]:
+        return [Prediction("rate", setting.rates, Cost(), largest_rate=2e-2)]
+
+    def none(setting: Setting) -> list[Prediction]:
+        raise NotMeasuredError("no such layer")
+
+    def said(*scores: float) -> LadderForecast:
+        rungs = tuple(
+            Forecast("trains" if score > 0 else "collapses", "so", "adam", lr, 0, 36, 3.0, score=score)
+            for lr, score in zip(RATES, scores, strict=True)
+        )
+        largest = max((rung.lr for rung in rungs if rung.trains), default=None)
+        return LadderForecast(rungs, largest, "not needed", 0)
+
+    monkeypatch.setattr(rows, "BESIDE", (rate, none))
+    forecasts = [(ladder("a", "FTTF"), said(-1, 1, 1, -1)), (ladder("b", "TTeF"), said(1, 1, 1, -2))]
+    ours, theirs, gap = rows.auroc_rows(forecasts)
+    assert ours["figure"] == "1.000"
+    assert ours["target"] == "≥ 0.708, the best of the others"
+    assert "largest rate within ×2 in 50 %" in ours["how"]
+    assert theirs["what"] == "AUROC of failures: rate"
+    assert theirs["figure"] == "0.708"
+    assert gap["how"] == "on 2 ladders; a: no such layer"
