@@ -9,6 +9,7 @@ from made import (
     DEPTH,
     WAYS,
     WIDTH,
+    Block,
     Complex,
     Einsums,
     Functions,
@@ -156,6 +157,85 @@ def test_every_scheme_has_a_structure(scheme: str) -> None:
     place = structure_of(subject, read_for_structure(subject))
     assert "unread" not in place.facts
     assert compare_structures(align(place, place)) == ()
+
+
+class NormedAttention(Block):
+    """The residual around the attention is the norm's output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.ln1(x)
+        x = h + self.attn(h)
+        return x + self.mlp(self.ln2(x))
+
+
+class NormedMlp(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        h = self.ln2(x)
+        return h + self.mlp(h)
+
+
+class NormedBoth(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.ln1(x)
+        h = self.ln2(h + self.attn(h))
+        return h + self.mlp(h)
+
+
+class Parallel(Block):
+    """Attention and feed-forward read the same input (GPT-J has one norm for both, GPT-NeoX two)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.ln1(x)) + self.mlp(self.ln2(x))
+
+
+class ParallelWithOneNorm(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.ln1(x)
+        return x + (self.attn(h) + self.mlp(h))
+
+
+def with_layers(kind: type[Block], *layers: int) -> nn.Module:
+    model = made("plain", Options())
+    for layer in layers:
+        model.get_submodule(f"layers.{layer}").__class__ = kind
+    return model
+
+
+@pytest.mark.parametrize("layer", range(DEPTH))
+@pytest.mark.parametrize(
+    ("kind", "branches"), [(NormedAttention, ["attn"]), (NormedMlp, ["mlp"]), (NormedBoth, ["attn", "mlp"])]
+)
+def test_a_residual_from_the_norms_output_is_named(
+    kind: type[Block], branches: list[str], layer: int
+) -> None:
+    """The other layers, the embeddings and the final norm stay as they are, in both parts."""
+    found = diff(made("plain", Options()), with_layers(kind, layer), parts="structure,function")
+    sites = tuple((f"layers.{layer}.{branch}",) * 2 for branch in branches)
+    assert [(each.name, each.sites) for each in found.differences] == [("residual-source", sites)] * 2
+    assert found.differences[1].is_first
+    assert found.differences[1].confirmed
+    assert found.differences[1].message in found.parts[1].said
+
+
+@pytest.mark.parametrize("layers", [(1,), tuple(range(DEPTH))])
+@pytest.mark.parametrize("kind", [Parallel, ParallelWithOneNorm])
+def test_parallel_branches_are_named(kind: type[Block], layers: tuple[int, ...]) -> None:
+    (found,) = differences(made("plain", Options()), with_layers(kind, *layers))
+    assert (found.name, found.a, found.b) == ("parallel", False, True)
+    assert found.sites == tuple((f"layers.{n}",) * 2 for n in layers)
+
+
+@pytest.mark.parametrize("scheme", ["post", "mix-ln", "deepnorm", "b2t", "res-post", "peri"])
+def test_norms_on_the_stream_are_not_taken_for_the_branches_own(scheme: str) -> None:
+    subject = load(f"nn:decoder,scheme={scheme},depth=4,width=16,heads=2", batch_size=2, seq_len=8)
+    anatomy = read_for_structure(subject)
+    place = structure_of(subject, anatomy)
+    branches = [branch.facts for block in place.parts[0].parts for branch in block.parts]
+    assert [each["placement"] for each in branches] == [
+        each.placement for block in anatomy.blocks for each in block.branches
+    ]
+    assert {each["residual_source"] for each in branches} == {"stream"}
 
 
 class TimeFirst(nn.Module):

@@ -22,6 +22,7 @@ from normscope.compare.runs import compare_recipes as compare_recipes_of_runs
 from normscope.compare.runs import only_blocks, parting, structure_of_run
 from normscope.compare.side import NotGivenError, Settings, Side
 from normscope.compare.sides import Given, opened
+from normscope.compare.sources import with_residual_source
 from normscope.compare.start import compare as compare_starts
 from normscope.compare.structure import structure_of, structure_of_report
 from normscope.compare.types import Compared, Diff, Pair, Part, Place
@@ -339,7 +340,8 @@ def _function(run: Comparison) -> Outcome:
     needed, room = 8 * COPIES * sum(sizes), available_bytes(torch.device("cpu"))
     if room is not None and needed > room:
         raise _NotError(f"it needs {gigabytes(needed)} for copies in float64, and {gigabytes(room)} are free")
-    return compare_functions(run.a, run.b, run.rows, run.given, run.rtol)
+    found = compare_functions(run.a, run.b, run.rows, run.given, run.rtol)
+    return with_residual_source(found, compare_structures(run.rows))
 
 
 def _num_weights(subject: Subject, anatomy: Anatomy) -> int:

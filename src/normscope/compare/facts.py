@@ -94,6 +94,11 @@ FACTS: dict[str, Fact] = {
     "norm_gain": Fact("branch", "The norms' gain is", _GAIN, needs=("norm",)),
     "norm_bias": Fact("branch", "The norms' bias is", _HAS, needs=("norm",)),
     "norm_offset": Fact("branch", "The norms multiply by", _OFFSET, needs=("norm",)),
+    "residual_source": Fact(
+        "branch",
+        "The residual is taken from",
+        {"norm": "the output of the branch's norm", "stream": "the stream"},
+    ),
     "entry_scale": Fact("branch", "The factor after the norm at the entry is"),
     "inner_norm": Fact("branch", "A norm before the last map is", _HAS),
     "join": Fact("branch", "The branch joins the stream by", alike=frozenset({"add", "scaled"})),

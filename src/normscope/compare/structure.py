@@ -22,6 +22,7 @@ from normscope.anatomy.inside import entry_scale, inner_norm
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.reading import record_forward
 from normscope.anatomy.replay import Replay
+from normscope.anatomy.residual import Sum
 from normscope.anatomy.types import Block, Branch, Site, Stack, at_call
 from normscope.compare.activation import hidden_maps, read_activation
 from normscope.compare.attention import attention_facts
@@ -36,6 +37,7 @@ from normscope.compare.roles import (
     last_map,
     norm_parameters,
 )
+from normscope.compare.sources import final_norm_behind, residuals_of_norms
 from normscope.compare.types import Place
 from normscope.subjects import Subject
 from normscope.subjects.found_loss import TIME_FIRST, fed_time_first
@@ -96,6 +98,7 @@ class _Reader:
         self.modules = dict(named_modules(model))
         self.replay = Replay()
         self.unread: dict[str, None] = {}
+        self.from_norms: set[Sum] = set()
         sums = dict.fromkeys(v.sum for v in graph.values if v.sum is not None)
         branches = [branch for each in sums for branch in each.branches]
         self.found = {(b.sum.value.site, b.output.site): b for b in branches}
@@ -123,15 +126,23 @@ class _Reader:
         """A stack, from its embeddings to its final norm."""
         facts: Facts = {"role": stack.name.split("-")[0], "long_skips": len(stack.long_skips)}
         known: Facts = {}
+        found = (self.found.get((b.sum, b.output)) for block in stack.blocks for b in block.branches)
+        sums = list(dict.fromkeys(branch.sum for branch in found if branch is not None))
+        moved = residuals_of_norms(sums, stack.blocks[0].path)
+        self.from_norms |= moved
         entry = self.at.get(stack.blocks[0].entry)
+        if sums and sums[0] in moved:
+            entry = sums[0].branches[0].norms_in[0].input
         if entry is not None:
             facts["width"] = entry.shape[-1]
             facts |= self._read(lambda: entry_facts(entry, self.parameters, self.replay))
             facts["embedding_dropout"] = self._dropout_at(entry)
             known = self._read(lambda: dict(entry_parameters(entry, facts.get("context"))))
         final = stack.final_norm
-        facts["has_final_norm"] = final is not None
         norm = self.at[final.output].norm if final is not None and final.output in self.at else None
+        if moved and final is None:
+            norm = final_norm_behind(sums)
+        facts["has_final_norm"] = final is not None or norm is not None
         if final is None or norm is not None:
             facts |= norm_facts([norm] if norm is not None else [], self.parameters, "final_norm")
         facts["parameters"] = known | norm_parameters(norm, "the final norm")
@@ -153,6 +164,8 @@ class _Reader:
         names = {projection.parameter: projection.roles for projection in branch.projections}
         roles = {op: names.get(_name(op), ()) for op in found.mixers}
         facts |= norm_facts(found.norms, self.parameters, "norm")
+        facts["placement"] = found.placement
+        facts["residual_source"] = "norm" if found.sum in self.from_norms else "stream"
         facts["entry_scale"] = entry_scale(found)
         facts["inner_norm"] = inner_norm(found)
         facts["bias"] = _biases(roles, found)
