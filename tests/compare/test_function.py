@@ -277,3 +277,16 @@ def test_a_norm_in_another_place_is_no_changed_weight() -> None:
     norms = "blocks.1.attention_residual.norms"
     b.get_parameter(f"{norms}.branch_in.weight").data.copy_(a.get_parameter(f"{norms}.branch_out.weight"))
     assert not any(each.name.startswith("weights") for each in compared(a, b).differences)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_parts_of_a_fused_weight_that_changed_places_are_named(turn: int) -> None:
+    a, b = pair()
+    with torch.no_grad():
+        for name, weight in b.named_parameters():
+            if name.endswith("c_attn.weight"):
+                weight.copy_(weight.roll(turn * weight.shape[0] // 3, 0))
+    first = compared(a, b).differences[0]
+    assert first.name == "weights-order"
+    theirs = {1: "v", 2: "k"}[turn]
+    assert f'has the values of A\'s "{theirs}"' in first.message

@@ -80,7 +80,10 @@ def _exchange(held: Held, other: Held, source: str, own: Weights) -> Change:
 def _changes_of_parts(held: Held, expected: Tensor, source: str, heads: Mapping[At, int]) -> Iterator[Change]:
     """The changes of the parts of a fused weight."""
     parts = [(piece, expected.flatten()[piece.elements]) for piece in held.pieces]
-    if not any(_is_close(values, held.value.flatten()[piece.elements]) for piece, values in parts):
+    found = [held.value.flatten()[piece.elements] for piece, _ in parts]
+    is_own = any(_is_close(values, mine) for (_, values), mine in zip(parts, found, strict=True))
+    is_exchanged = all(any(_is_close(values, mine) for _, values in parts) for mine in found)
+    if not is_own and not is_exchanged:
         at = held.pieces[0].slot.at
         if (moved := _moved(expected, held.value, heads.get(at, 0))) is not None:
             word, what = moved
