@@ -1,0 +1,180 @@
+"""Batches of the regimes: tokens, masked tokens, pairs, digits and series, with the loss without the input.
+
+Shapes: B sequences a batch, T tokens, V ids, C channels, H × W pixels.
+"""
+
+import functools
+import math
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normscope.subjects.subject import LOSS_INPUTS
+
+BYTES = 256
+IGNORED = -100
+MASKED, HIDDEN = 0.15, 0.3
+"""Shares of tokens that a masked model has to fill in, and that a source leaves out."""
+_MOST = 2**22
+_SERIES = 40_000
+
+
+@functools.cache
+def text(name: str) -> str:
+    """A text: "library" (the standard library's source), "help" (Python's help topics) or "licences"."""
+    library = Path(sysconfig.get_path("stdlib"))
+    if name == "library":
+        files = sorted(library.glob("*.py")) + sorted(library.glob("[a-m]*/*.py"))
+    elif name == "help":
+        files = [library / "pydoc_data" / "topics.py"]
+    else:
+        found = metadata.files("torch") or []
+        files = sorted(Path(str(f.locate())) for f in found if "licenses" in str(f))
+    whole = "".join(file.read_text(errors="replace") for file in files if "test" not in file.parts)
+    return whole[:_MOST]
+
+
+@functools.cache
+def ids_of(name: str, vocabulary: int) -> np.ndarray:
+    """Ids (N,) of a text: bytes if `vocabulary` is 256, else of a byte-level BPE that was trained on it."""
+    if vocabulary == BYTES:
+        return np.frombuffer(text(name).encode(), np.uint8).astype(np.int64)
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    lines = text(name).splitlines(keepends=True)
+    tokenizer.train_from_iterator(lines, trainer)
+    return np.concatenate([np.array(each.ids, np.int64) for each in tokenizer.encode_batch(lines)])
+
+
+def entropy_of(ids: np.ndarray) -> float:
+    """Entropy of the frequencies of ids (N,), in nats."""
+    counts = np.bincount(ids).astype(float)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def windows(ids: np.ndarray, size: int, length: int, seed: int) -> Iterator[Tensor]:
+    """Endless windows (B, T) of ids at random places."""
+    generator = np.random.default_rng(seed)
+    while True:
+        starts = generator.integers(0, len(ids) - length, size=size)
+        yield torch.from_numpy(np.stack([ids[start : start + length] for start in starts]))
+
+
+def masked(
+    ids: np.ndarray, vocabulary: int, size: int, length: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless ids with 15 % of them masked, and labels, as for BERT; the mask's id is `vocabulary`.
+
+    Of the chosen tokens, 80 % are masked, 10 % replaced by a random one, and 10 % kept.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for window in windows(ids, size, length, seed):
+        chosen = torch.rand(window.shape, generator=generator) < MASKED
+        way = torch.rand(window.shape, generator=generator)
+        random = torch.randint(vocabulary, window.shape, generator=generator)
+        seen = torch.where(chosen & (way < 0.8), vocabulary, window)
+        seen = torch.where(chosen & (way >= 0.9), random, seen)
+        yield seen, torch.where(chosen, window, IGNORED)
+
+
+def pairs(
+    ids: np.ndarray, vocabulary: int, size: int, length: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Endless sources with 30 % of the tokens hidden, the decoder's inputs, and targets, all (B, T).
+
+    The id `vocabulary` stands for a hidden token in the source and starts the decoder's input.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for window in windows(ids, size, length, seed):
+        hidden = torch.rand(window.shape, generator=generator) < HIDDEN
+        inputs = torch.cat([torch.full((size, 1), vocabulary), window[:, :-1]], 1)
+        yield torch.where(hidden, vocabulary, window), inputs, window
+
+
+@functools.cache
+def digits(kind: str) -> tuple[Tensor, Tensor]:
+    """Images (N, 1, H, W) with mean 0 and variance 1, and their classes (N,).
+
+    "plain" are scikit-learn's digits; "noisy" are turned by a quarter, twice as large, with noise of the
+    same variance.
+    """
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    pixels = torch.from_numpy(found.images).float()[:, None]
+    pixels = (pixels - pixels.mean()) / pixels.std()
+    if kind == "noisy":
+        generator = torch.Generator().manual_seed(1)
+        pixels = F.interpolate(pixels.rot90(1, (2, 3)), scale_factor=2, mode="bilinear")
+        pixels = pixels + torch.randn(pixels.shape, generator=generator)
+        pixels = pixels / pixels.std()
+    return pixels, torch.from_numpy(found.target)
+
+
+def images(kind: str, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless images (B, 1, H, W) and classes (B,)."""
+    pixels, classes = digits(kind)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        chosen = torch.randint(len(classes), (size,), generator=generator)
+        yield pixels[chosen], classes[chosen]
+
+
+@functools.cache
+def series_of(kind: str) -> np.ndarray:
+    """A series (N,) with mean 0 and variance 1.
+
+    "waves" are three sinusoids with a slow change of phase and autoregressive noise; "chaos" is the
+    Mackey–Glass equation with a delay of 17, sampled every 6 of its units, and observed with 5 % noise.
+    """
+    generator = np.random.default_rng(7)
+    if kind == "waves":
+        time = np.arange(_SERIES)
+        phase = np.cumsum(generator.normal(0, 0.02, (3, _SERIES)), 1)
+        periods, sizes = np.array([[11.0], [24.0], [61.0]]), np.array([[1.0], [0.7], [0.5]])
+        values = (sizes * np.sin(2 * math.pi * time / periods + phase)).sum(0)
+        noise, shocks = np.zeros(_SERIES), generator.normal(0, 0.2, _SERIES)
+        for i in range(1, _SERIES):
+            noise[i] = 0.8 * noise[i - 1] + shocks[i]
+        values = values + noise
+    else:
+        past, every, values = 17, 6, np.full(_SERIES * 6 + 100, 1.2)
+        for i in range(past, len(values) - 1):
+            late = values[i - past]
+            values[i + 1] = values[i] + 0.2 * late / (1 + late**10) - 0.1 * values[i]
+        values = values[100::every][:_SERIES]
+        values = values + generator.normal(0, 0.05 * values.std(), _SERIES)
+    return (values - values.mean()) / values.std()
+
+
+def series(kind: str, size: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless pieces (B, T, 1) of a series, and the values that follow, (B, T, 1)."""
+    values = series_of(kind).astype(np.float32)
+    generator = np.random.default_rng(seed)
+    while True:
+        starts = generator.integers(0, len(values) - length - 1, size=size)
+        both = torch.from_numpy(np.stack([values[start : start + length + 1] for start in starts]))[..., None]
+        yield both[:, :-1], both[:, 1:]
+
+
+def next_token(logits: Any, ids: Any) -> Tensor:
+    """Next-token cross-entropy of logits (B, T, V) on ids (B, T)."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def squared(output: Any, batch: Any) -> Tensor:
+    """Mean squared error of values (B, T, 1)."""
+    return F.mse_loss(output, batch[LOSS_INPUTS][0])

@@ -1,0 +1,107 @@
+"""Train the ladders of the regimes, three replicas a cell, and keep the results.
+
+    python -m benchmarks.regimes.truth FILE [--regime NAME …] [--only WORD]
+
+One line of JSON is one run; an interrupted run of this command is continued. Replica 0 and 1 have seeds of
+their own, for weights and batches. Replica 2 is replica 0 with each weight changed by one part in a million:
+what differs between these two hangs on rounding.
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.regimes.cases import CASES, RATES, REGIMES, Case
+from normscope.train import LAST, Recipe, endless, in_flushed_thread, last_loss, many_trials
+
+REPLICAS = 3
+_OTHER, _ROUNDING, _EVERY = 500, 1e-6, 20
+
+
+def runs(case: Case, replica: int) -> list[dict[str, Any]]:
+    """The runs of one replica at all learning rates, trained as a stack if that is possible."""
+    seed = case.seed + _OTHER * (replica == 1)
+    subject = case.subject(seed)
+    if replica == 2:
+        _shake(subject.model, seed)
+    baseline = case.feed.baseline()
+    models = [copy.deepcopy(subject.model).train() for _ in RATES]
+    torch.manual_seed(seed)
+    configs = [Recipe(optimizer=case.optimizer, lr=rate, seed=seed, steps=case.steps) for rate in RATES]
+    started = time.process_time()
+
+    def train(_: object) -> tuple[str, list[list[float]]]:
+        trials = many_trials(
+            models,
+            [endless(subject.batches) for _ in RATES],
+            lambda model, batch: subject.loss(batch, model),
+            configs,
+        )
+        while trials.step < case.steps and trials.live:
+            trials.advance()
+        return type(trials).__name__, trials.losses
+
+    way, curves = in_flushed_thread(train)
+    seconds = (time.process_time() - started) / len(RATES)
+    return [
+        {
+            "case": f"{case.regime}: {case.name}",
+            "replica": replica,
+            "lr": rate,
+            "baseline": round(baseline, 4),
+            "last": _rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
+            "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
+            "curve": [_rounded(sum(losses[i : i + _EVERY]) / _EVERY) for i in range(0, len(losses), _EVERY)],
+            "seconds": round(seconds, 2),
+            "way": way,
+        }
+        for rate, losses in zip(RATES, curves, strict=True)
+    ]
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def _shake(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=generator))
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """The runs in a file; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
+    parser.add_argument("--only", default="", help="part of the names of ladders")
+    options = parser.parse_args()
+    assert LAST < _EVERY + 1
+    torch.set_num_threads(1)
+    known = {(row["case"], row["replica"]) for row in kept(options.file)}
+    for case in CASES:
+        wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
+        for replica in range(REPLICAS) if wanted else ():
+            if (f"{case.regime}: {case.name}", replica) in known:
+                continue
+            found = runs(case, replica)
+            with options.file.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in found)
+            gaps = [None if r["last"] is None else round(r["last"] - r["baseline"], 2) for r in found]
+            print(found[0]["case"], replica, found[0]["way"], found[0]["seconds"], gaps, flush=True)
+
+
+if __name__ == "__main__":
+    main()
