@@ -23,6 +23,7 @@ from transformers import CONFIG_MAPPING
 
 from benchmarks.hf_small import classes_of, shrunk
 from normscope import check, load
+from normscope.errors import UsageError
 
 
 def row(model_type: str, steps: int) -> dict[str, Any]:
@@ -38,7 +39,10 @@ def row(model_type: str, steps: int) -> dict[str, Any]:
             subject = load(f"hf:{folder}", batch_size=2, seq_len=32)
     except Exception as error:
         return found | {"state": "not loaded", "reason": " ".join(str(error).split())[:200]}
-    report = check(subject, steps=steps, budget="fast")
+    try:
+        report = check(subject, steps=steps, budget="fast")
+    except UsageError as error:
+        return found | {"state": "not checked", "reason": str(error)[:200]}
     shown = [
         {"name": f.name, "severity": f.severity, "sites": list(f.sites)[:3], "message": f.message[:300]}
         for f in report.findings

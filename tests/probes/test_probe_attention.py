@@ -66,7 +66,7 @@ def test_equal_logits_are_uniform_over_what_is_visible(mask: str) -> None:
     assert found["max-probability"] == pytest.approx(sum(1 / n for n in visible) / LENGTH, rel=1e-6)
 
 
-@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min, -1e4, -100.0])
 def test_padding_is_no_key(lowest: float) -> None:
     logits = torch.zeros(2, 1, LENGTH, LENGTH)
     logits[1, ..., 0] = lowest  # the first key of the second sequence: before its queries
@@ -74,6 +74,12 @@ def test_padding_is_no_key(lowest: float) -> None:
     assert found["entropy"] == pytest.approx(1.0, rel=1e-6)
     assert found["max-logit"] == 0.0
     assert found["max-probability"] == pytest.approx((1 / LENGTH + 1 / (LENGTH - 1)) / 2, rel=1e-6)
+
+
+def test_low_logits_beside_large_ones_are_no_mask() -> None:
+    logits = torch.tensor([[80.0, -100.0, 0.0], [0.0, 0.0, -100.0], [0.0, -30.0, -100.0]])
+    assert figures(logits[None, :2], "none")["logit-spread"] > 30
+    assert figures(logits[None, 2:], "none")["logit-spread"] > 20
 
 
 @pytest.mark.parametrize("mask", MASKS)

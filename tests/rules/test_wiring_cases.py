@@ -425,6 +425,27 @@ def test_similarities_with_negatives_of_the_batch_mix_samples_by_design() -> Non
     )
 
 
+def test_outputs_for_every_pair_of_samples_mix_them_by_design_without_a_loss_too() -> None:
+    batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
+    report = normscope.check(Pairs(), batch, steps=0, budget="fast")
+    assert not [f for f in report.findings if f.code == "NS702"]
+    (row,) = (row for row in report.measurements if row.quantity == "wiring/other-samples")
+    assert "every pair" in row.how
+
+
+class MixedLabels(Pairs):
+    """As many labels as samples, each from the mean over all samples."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.left(a).mean(1)[:, : miswired.text().shape[0]] + self.right(b).mean((0, 1))[:1]
+
+
+def test_a_square_output_that_stays_as_wide_is_no_table_of_pairs() -> None:
+    batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
+    report = normscope.check(MixedLabels(), batch, steps=0, budget="fast")
+    assert [f.severity for f in report.findings if f.code == "NS702"] == ["error"]
+
+
 class Routed(nn.Module):
     """Experts of which each takes at most its share of the batch's tokens, first come, first served."""
 

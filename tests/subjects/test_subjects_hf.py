@@ -196,6 +196,20 @@ def test_a_config_in_half_precision_is_built_in_float32(tmp_path: Path) -> None:
     assert any("bfloat16" in note for note in subject.notes)
 
 
+def test_an_infinite_number_of_a_saved_config_is_read(tmp_path: Path) -> None:
+    values = {
+        "model_type": "mamba2",
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_heads": 4,
+        "head_dim": 8,
+    }
+    values |= {"n_groups": 1, "vocab_size": 64, "state_size": 4, "chunk_size": 4}
+    limit = [0.0, {"__float__": "Infinity"}]  # as save_pretrained writes it
+    (tmp_path / "config.json").write_text(json.dumps(values | {"time_step_limit": limit}))
+    assert tuple(load(f"hf:{tmp_path}").model.config.time_step_limit) == (0.0, float("inf"))
+
+
 def test_weights_of_another_model(tmp_path: Path) -> None:
     load(f"hf:bert,{BERT},vocab_size=300").model.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2}')

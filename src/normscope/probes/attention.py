@@ -11,7 +11,8 @@ One forward, in eval mode, under the math backend. Over the keys that a query ma
     attention/max-probability  the largest probability of a query, mean over heads and queries
 
 A key is masked where its logit is at most -1e4 (masks are added as -inf, the dtype's lowest number, -65504 or
--1e4). Where no logit is that low, the mask is not in the logits: then a key is masked where its probability
+-1e4). Swin adds -100: where the logits are either at most -50 or between -25 and 25, the low ones are masked.
+Where no logit is that low, the mask is not in the logits: then a key is masked where its probability
 is exactly 0 and it lies after its query.
 """
 
@@ -28,6 +29,7 @@ from normscope.probes.sums import exact, is_finite
 from normscope.subjects import Subject
 
 MASKED_LOGIT = -1e4  # largest logit of a masked key
+SOFT_MASK, NEAR = -50.0, 25.0  # a finite mask, and the largest size of a logit beside one
 PIECE = 1 << 20  # elements processed at once, in float64
 
 ENTROPY, SPREAD = "attention/entropy", "attention/logit-spread"
@@ -109,6 +111,7 @@ def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
     if not is_finite(probabilities):
         return NOT_FINITE
     num_queries, num_keys = logits.shape[-2:]
+    logits = _without_soft_mask(logits)
     mask_is_added = bool((logits <= MASKED_LOGIT).any())
     step = max(1, PIECE // (num_queries * num_keys))
     maps = (t.detach().reshape(-1, num_queries, num_keys).split(step) for t in (logits, probabilities))
@@ -116,6 +119,15 @@ def _take_in(tally: _Tally, logits: Found, probabilities: Found) -> str:
         seen = visible(logits_NQS, probabilities_NQS, mask_is_added)
         tally.add(logits_NQS.flatten(0, 1), probabilities_NQS.flatten(0, 1), seen.flatten(0, 1))
     return ""
+
+
+def _without_soft_mask(logits: Tensor) -> Tensor:
+    """The logits, with -inf for a finite mask where they show one: a gap between it and small logits."""
+    low = logits <= SOFT_MASK
+    if not bool(low.any()) or bool((logits <= MASKED_LOGIT).any()):
+        return logits
+    is_mask = bool((low | (logits.abs() <= NEAR)).all()) and not bool(low.all(-1).any())
+    return logits.masked_fill(low, -torch.inf) if is_mask else logits
 
 
 def _deviation(logits_QS: Tensor, visible_QS: Tensor) -> Tensor:

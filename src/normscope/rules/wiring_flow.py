@@ -68,7 +68,8 @@ def later_tokens_leak(case: Case) -> Iterator[Hit]:
     threshold=f"""An error where other samples' outputs change by over {SEEN:g} of the sample's own change
         when the content of one sample is replaced, in eval mode; a note where the first module that mixes
         is a BatchNorm that keeps no running statistics, or has experts that each get a part of the tokens.
-        Not measured where each row of similarities has its own sample as its target (contrastive).""",
+        Not measured where each row of similarities has its own sample as its target (contrastive),
+        and where the outputs compare every pair of samples.""",
     source=f"""Karpathy 2019, "A recipe for training neural networks" (dependencies through the batch
         axis); our reading of the outputs: {_PERTURBATION}.""",
     remedy="""Look at the reshapes, transposes and masks of the named module: x.view(B, T, d) of a tensor

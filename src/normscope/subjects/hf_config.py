@@ -69,7 +69,7 @@ def _path_of(spec: Spec) -> Path | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(
             f'"{path}" ({describe(error)})', "a config.json of transformers", "fix the file"
@@ -79,6 +79,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if "model_type" not in values and "auto_map" not in values:
         raise UsageError(f'"{path}" (no model_type)', "a config.json of transformers", "add its model_type")
     return values
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """Infinity or NaN, which transformers writes as {"__float__": "Infinity"}."""
+    tag = value.get("__float__") if len(value) == 1 else None
+    return float(tag) if tag in ("Infinity", "-Infinity", "NaN") else value
 
 
 def _config_class(spec: Spec, path: Path | None, values: dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy import named_modules
 from normscope.probes.measurement import EXACT, Measurement, not_measured
@@ -34,6 +35,7 @@ ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
 """Machine epsilons of the largest output under which a change is rounding; 16 in full precision."""
 MIXING_NORMS = ("batchnorm", "batch_norm")
 CONTRASTIVE = "samples mix by design: each row of similarities has its own sample as its target"
+PAIRS = "samples mix by design: the outputs compare every pair of samples"
 UNCLEAR = "the outputs change by no more than rounding in half precision does"
 REFUSALS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 
@@ -189,6 +191,8 @@ class _Flow:
         if quiet:
             return Measurement(OTHERS, "", 0.0)
         found = self._mixing()
+        if found is not None and found.value and self._compares_pairs():
+            return not_measured(OTHERS, "", PAIRS)
         if found is not None and found.value and self.place is None and self.content[0].ndim > 1:
             # The batch may be on the second axis: (T, B, d).
             self.axis, self.size = 1, self.content[0].shape[1]
@@ -199,6 +203,15 @@ class _Flow:
         if found is not None:
             return found
         return not_measured(OTHERS, "", "the outputs do not depend on the inputs")
+
+    def _compares_pairs(self) -> bool:
+        """Whether the output is (B, B) because the batch has B samples: it is (B - 1, B - 1) for one less."""
+        if self.before is None or self.before.shape != (self.size, self.size) or self.axis:
+            return False
+        tensors = (t for t in tree_leaves(self.subject.batch) if isinstance(t, Tensor) and t.ndim)
+        fewer = {id(t): t[:-1] for t in tensors if t.shape[0] == self.size}
+        output = run_without_graph(self.subject, with_tensors(self.subject.batch, fewer))
+        return output is not None and output.shape == (self.size - 1, self.size - 1)
 
     def _mixing(self) -> Measurement | None:
         batch = self._changed(whole=self.whole, part=None)
