@@ -5,8 +5,8 @@ import pytest
 from normscope.claims import CLAIMS, Setup, Verdict, measure_claim, start_stream
 from normscope.claims import registry as _registry  # fills CLAIMS  # noqa: F401
 from normscope.claims.at_start import noise, slope, stack_of, stream_by_block, variance
+from normscope.claims.catalogue import SCHEMES
 from normscope.claims.start_stream import holds_stream
-from normscope.nn import SCHEMES
 
 
 def test_slope_of_a_power() -> None:

@@ -122,7 +122,7 @@ def _read(state: Value, branch: Value) -> Value | None:
 
 
 def _mixing_kind(mixing: Value, state: Value) -> Several:
-    """How the mixing matrix (…, n, n) is made."""
+    """The kind of several streams, by the origin of the mixing matrix (…, n, n)."""
     normalised = [v for v in ancestors([mixing], state.index) if v.base in _NORMALISERS]
     if len(normalised) > 2:
         return "stochastic"
