@@ -58,7 +58,7 @@ def _keep_gain(config: Any, full: Any) -> None:
         parts = getattr(config, name, None), getattr(full, name, None)
         if None not in parts:
             _keep_gain(*parts)
-    widths = [getattr(each, "hidden_size", None) for each in (config, full)]
+    widths: list[Any] = [getattr(each, "hidden_size", None) for each in (config, full)]
     spread = getattr(config, "initializer_range", None)
     if isinstance(spread, float) and all(isinstance(width, int) for width in widths):
         config.initializer_range = spread * sqrt(widths[1] / widths[0])

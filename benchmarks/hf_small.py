@@ -207,6 +207,7 @@ def classes_of(config: Any) -> Iterator[Any]:
 def _of_file(config_class: type) -> Iterator[Any]:
     """The models of the configuration's own file that take it and have a forward."""
     module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    found: Any
     for _, found in inspect.getmembers(module, inspect.isclass):
         own = found.__module__ == module.__name__ and issubclass(found, PreTrainedModel)
         own = own and found.config_class is config_class and not found.__name__.endswith("PreTrainedModel")
@@ -280,8 +281,10 @@ def batches(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 _SERIES = ["past_time_features", "past_observed_mask", "future_values", "future_time_features"]
-_MEL_NAMES = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels")
-_MEL_NAMES += ("input_dim", "input_feat_size", "input_size")
+_MEL_NAMES = (
+    *("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels"),
+    *("input_dim", "input_feat_size", "input_size"),
+)
 
 
 def _made(config: Any) -> dict[str, list[Tensor]]:

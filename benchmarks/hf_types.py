@@ -13,7 +13,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ FAILED = "cannot read this model"
 
 
 def row(model_type: str) -> dict[str, Any]:
-    """What became of a type: built or not, read or not, and why."""
+    """Result of a type: built or not, read or not, and the reason."""
     begin = time.monotonic()
     found: dict[str, Any] = {"type": model_type}
     try:
@@ -51,7 +51,7 @@ def attends(model: nn.Module) -> bool:
     return any(MIXERS.search(type(module).__name__) for module in model.modules())
 
 
-def summary(rows: list[Mapping[str, Any]]) -> str:
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Counts of the states, of all types and of those that attend."""
     whole = Counter(each["state"] for each in rows)
     attending = Counter(each["state"] for each in rows if each.get("attends"))
