@@ -33,10 +33,10 @@ def role_masks(
         operands = (
             [captured.get(getattr(a, OPERANDS[role])) for a in branch.attention] if role in OPERANDS else []
         )
-        reached = [reached(operand, output) for operand in operands if operand is not None]
-        if features is not None and reached:
+        rows = [reached(operand, output) for operand in operands if operand is not None]
+        if features is not None and rows:
             mask = torch.zeros(weight.shape[projection.feature_axis], dtype=torch.bool, device=weight.device)
-            mask[features] = torch.stack(reached).any(0)
+            mask[features] = torch.stack(rows).any(0)
             if mask.any():
                 masks[role] = mask
     return masks
