@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from benchmarks.broken import TimesBackward
 from normscope.anatomy import measuring, read_anatomy
 from normscope.demo.examples import CausalEncoder
+from normscope.nn import build
 from normscope.probes import Budget, Measurements, Spending, measure_jacobian
 from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.probes.jacobian.one_sequence import one_sequence
@@ -408,3 +409,20 @@ def test_bounds_are_there_where_the_stack_is_the_product() -> None:
     torch.manual_seed(0)
     rows = measure(gpt(8, "pre"), ids(5)[:1])
     assert value(rows, "log-upper-bound", "decoder") >= math.log10(value(rows, "sigma-max", "decoder"))
+
+
+@pytest.mark.parametrize("kind", ["half", "learnt"])
+def test_values_of_the_first_block_are_a_second_input_and_no_wrong_derivative(kind: str) -> None:
+    """Later attentions read the first one's values too, which the shift of the stack's entry moves."""
+    torch.manual_seed(0)
+    model = build("decoder", value_residual=kind, depth=2, width=8, heads=2, vocab=11, context=8).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    batch = torch.randint(11, (1, 6))
+    rows = measure(model, batch)
+    late = rows.find("derivative/relative-error", "blocks.1.attention")
+    assert late.value is None
+    assert "around its entry" in late.how
+    assert rows.find("derivative/relative-error", "blocks.0.attention").value < 1e-3
+    assert rows.find("derivative/relative-error", "decoder").value < 1e-3

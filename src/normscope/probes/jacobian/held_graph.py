@@ -89,6 +89,22 @@ class HeldGraph:
         )
         return whole is not None and (part is None or not torch.allclose(whole, part, rtol=1e-3, atol=1e-6))
 
+    def is_bypassed(self, start: Site, source: Site, target: Site) -> bool:
+        """Whether a stack's entry at `start` also reaches `target` around `source`: a value residual does.
+
+        Finite differences move the entry, and so both ways. Costs three products.
+        """
+        entry = self.entries.get(start)
+        x, y = self.tensors[source], self.tensors[target]
+        if entry is None or start == source:
+            return False
+        (u,) = torch.randn(1, *y.shape, generator=torch.Generator().manual_seed(0)).to(y)
+        whole, part = torch.autograd.grad(y, [entry, x], u, retain_graph=True, allow_unused=True)
+        if whole is None or part is None:
+            return whole is not None
+        (through,) = torch.autograd.grad(x, [entry], part, retain_graph=True, allow_unused=True)
+        return through is None or float((whole - through).norm()) > 1e-3 * float(whole.norm())
+
     def _finite(self, site: Site) -> Tensor:
         if site not in self.tensors:
             where = site.module or "the model"

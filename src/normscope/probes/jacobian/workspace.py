@@ -125,6 +125,11 @@ class Workspace:
                 if self.graph.has_second_way(source, target):
                     reason = "the stream has a second way in, around the first block: differences miss it"
                     return [not_measured(DERIVATIVE, site, reason)]
+                if self._is_bypassed(source, target):
+                    reason = (
+                        "it also reads earlier states around its entry, which the differences move as well"
+                    )
+                    return [not_measured(DERIVATIVE, site, reason)]
                 second = self._in_double(name, source, target, share)
                 if second is None and not self._same_gap(name, source, target, share):
                     reason = "the forward bends or jumps within the steps of the finite differences"
@@ -139,6 +144,14 @@ class Workspace:
             return [Measurement(DERIVATIVE, site, error, how=how)]
 
         return guarded(self, (DERIVATIVE,), site, measure, decides=True)[0]
+
+    def _is_bypassed(self, source: Site, target: Site) -> bool:
+        """Whether the entry of the stack that holds `target` also reaches it around `source`."""
+        for stack in self.anatomy.stacks:
+            held = {site for branch in stack.branches for site in (branch.output, branch.sum)}
+            if target in held | {block.exit for block in stack.blocks}:
+                return self.graph.is_bypassed(stack.blocks[0].entry, source, target)
+        return False
 
     @cached_property
     def double(self) -> HeldGraph | None:
