@@ -158,7 +158,8 @@ def run(
     ramp = LinearLR(optimizer, 1 / warmup, total_iters=warmup)
     schedule = SequentialLR(optimizer, [ramp, CosineAnnealingLR(optimizer, 100)], [warmup])
     ids = torch.randint(0, FRESH.vocab, (16, 32), generator=torch.Generator().manual_seed(2))
-    return Run(model=model, batches=ids.view(4, 4, 32), loss=_loss, optimizer=optimizer, scheduler=schedule,
+    batches = list(ids.view(4, 4, 32))
+    return Run(model=model, batches=batches, loss=_loss, optimizer=optimizer, scheduler=schedule,
                **{"clip": 1.0, **keep})  # fmt: skip
 
 

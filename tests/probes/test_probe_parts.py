@@ -10,14 +10,14 @@ from normscope.anatomy import Branch, Fused, Site
 from normscope.probes.added import added
 from normscope.probes.attention import visible
 from normscope.probes.norms import factor, guarded, normalised
-from normscope.probes.roles import _reached
+from normscope.probes.roles import reached
 
 
 def test_an_operand_behind_a_norm_is_reached() -> None:
     """A constant cotangent would be erased by the norm: centred features sum to zero."""
     output = torch.tensor([[1.0, 2.0, 3.0, 6.0, 5.0]], requires_grad=True)
     centred = output[:, :4] - output[:, :4].mean(-1, keepdim=True)
-    assert _reached(centred, output).tolist() == [True, True, True, True, False]
+    assert reached(centred, output).tolist() == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm", "l2norm"])

@@ -236,7 +236,7 @@ class _Function:
             self._judge_gradients(found, steps_a, steps_b)
 
     def _of_head(self, found: Found) -> list[Found]:
-        """What the structures say of heads that give other values, where they differ; else the finding."""
+        """The difference of structure where heads give other values, if there is one; else the finding."""
         a, b = self.pair.a, self.pair.b
         if found.reason.name != "weights" or found.reason.step != OUTPUT or a is None or b is None:
             return [found]

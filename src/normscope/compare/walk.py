@@ -148,7 +148,7 @@ class Twin:
         ]
 
     def look(self, sites: Collection[Site], read: Callable[[Mapping[Site, Tensor]], T]) -> T:
-        """What `read` makes of the tensors at `sites` of one forward, with their graph."""
+        """Result of `read` on the tensors at `sites` of one forward, with their graph."""
         with self._world(None, (), False) as model, seeded(0):
             self.forwards += 1
             batch = _wide_batch(self.subject.batch)

@@ -206,7 +206,7 @@ def _change(
 
 
 def relation(a: Tensor, b: Tensor) -> str | None:
-    """How b is made of a, in words: "plus 1", "transposed", "with its rows in another order"."""
+    """The way in which b is made of a, in words: "plus 1", "transposed", "with its rows in another order"."""
     if (shift := _shift(a, b)) is not None:
         return _added(shift)
     if _is_turned(a, b):

@@ -41,7 +41,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _way(a: Held, b: Held, value: Tensor, sources: tuple[str, ...]) -> str:
-    """How B uses a weight, "#", otherwise than A; `value` is A's one in B's layout."""
+    """Sentence on how B uses a weight, "#", otherwise than A; `value` is A's one in B's layout."""
     if sources != (b.name,):
         return f"B uses # as A uses {_common(b.name, ' and '.join(sources)) or 'none'}"
     roles_a, roles_b = (_order(each.pieces) for each in (a, b))

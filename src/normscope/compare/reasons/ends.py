@@ -109,7 +109,7 @@ def _rows(half: Half) -> tuple[Tensor, Tensor] | None:
 
 
 def _added(scene: Scene) -> Reasons:
-    """What one side adds to the stream that the other one does not, where the embeddings are unknown."""
+    """Reasons that one side alone adds a tensor to the stream, where the embeddings are unknown."""
     step = sum_step(scene.b)
     both = scene.both(step)
     if both is None or both[0][0].shape != both[1][0].shape or both[0][0].dim() != 3:
