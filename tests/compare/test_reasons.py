@@ -123,8 +123,8 @@ PLANTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"eps": 1e-3, "base": 500.0}, ["norm-eps", "rotary-base", "final-norm-eps"]),
     ("gpt", {"activation": "relu", "scale": 0.1, "only": 1}, ["attention-scale", "activation"]),
     ("bert", {"branch_scale": 0.5, "activation": "silu"}, ["branch-scale", "activation"]),
-    ("gpt bert", {"heads": 8}, ["heads"]),
-    ("gpt bert", {"heads": 1, "eps": 1e-3}, ["norm-eps", "heads", "final-norm-eps"]),
+    ("gpt bert", {"heads": 8, "kv_heads": 8}, ["heads"]),
+    ("gpt bert", {"heads": 1, "kv_heads": 1, "eps": 1e-3}, ["norm-eps", "heads", "final-norm-eps"]),
     ("gpt bert", {"late_bias": True, "eps": 1e-3}, ["norm-eps", "final-norm-eps"]),
     ("gpt bert", {"late_bias": True, "activation": "relu"}, ["activation"]),
     ("gpt llama", {"parallel": True}, ["parallel"]),
@@ -203,6 +203,11 @@ def test_an_unknown_difference_says_so_and_hides_no_other(base: str) -> None:
     assert "for no known reason. Tried: norms" in result.found[-1].reason.message
     assert result.found[-1].b == (0, 1, 1)
     assert result.forwards == 3  # both are seen at once, since every branch reads A's stream
+
+
+def test_heads_whose_projections_have_other_widths_are_named() -> None:
+    result = searched(plain("gpt"), opened("gpt", {"heads": 8, "kv_heads": 4, "fused": False}))
+    assert "heads" in names(result)
 
 
 def others(base: str, **changes: Any) -> tuple[str, ...]:

@@ -13,16 +13,22 @@ from normscope.compare.types import Patch
 
 def reasons(scene: Scene) -> Reasons:
     """Another number of heads."""
-    both = scene.both("logits")
-    if both is None or any(logits.dim() != 4 for (logits,) in both):
+    both, projected = scene.both("logits"), scene.both(*OPERANDS)
+    if both is None or scene.is_alike:
         return
+    is_same = all(map(scene.is_same, OPERANDS))
+    if (
+        projected is not None
+        and not is_same
+        and all(x.shape == y.shape for x, y in zip(*projected, strict=True))
+    ):
+        return  # what the projections read or give differs: that comes first
     a, b = (int(logits.shape[1]) for (logits,) in both)
-    if a != b:
-        patches = _patches(scene, a) if scene.is_same("q") else ()
-        yield Reason("heads", "mixed", a, b, tell("The number of heads", a, b), patches)
+    patches = _patches(scene) if is_same else ()
+    yield Reason("heads", "mixed", a, b, tell("The number of heads", a, b), patches)
 
 
-def _patches(scene: Scene, heads: int) -> tuple[Patch, ...]:
+def _patches(scene: Scene) -> tuple[Patch, ...]:
     """B's attention from its projections' outputs, as A makes it."""
     logits, merge = read_logits(scene.a), merged(scene.a)
     options: dict[str, Any] = {}

@@ -181,7 +181,7 @@ def pattern(visible: Tensor) -> str:
 
 def reasons(scene: Scene) -> Reasons:
     """Differences of the scale, the cap, the bias and the mask."""
-    if scene.is_same("logits"):
+    if scene.is_same("logits") or not scene.is_alike:
         return
     a, b = read_logits(scene.a), read_logits(scene.b)
     if a is None or b is None:

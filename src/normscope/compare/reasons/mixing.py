@@ -20,6 +20,8 @@ from normscope.compare.reasons.scene import (
 
 def reasons(scene: Scene) -> Reasons:
     """Differences from the logits to the input of the output projection."""
+    if not scene.is_alike:
+        return
     if not scene.is_same("probabilities"):
         yield from _softmax(scene)
     if scene.is_same("mixed"):

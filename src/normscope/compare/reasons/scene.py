@@ -116,6 +116,12 @@ class Scene:
             return False
         return distance(real_rows(a, self.real), real_rows(b, self.real)) < self.tolerance
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether both attentions have the same number of heads, as far as both show it."""
+        both = self.both("logits")
+        return both is None or len({logits.shape[1] for (logits,) in both if logits.dim() == 4}) < 2
+
     def both(self, *names: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None:
         """The tensors of these steps on both sides."""
         a, b = self.a.all_of(*names), self.b.all_of(*names)
