@@ -101,17 +101,24 @@ def test_positions_and_mask_of_opt_are_told_apart() -> None:
 class Own(nn.Module):
     """A model written by hand whose attention has an additive mask of padding."""
 
-    def __init__(self, masked: bool = True, **changes: Any) -> None:
+    def __init__(self, masked: bool = True, hidden: float = -1e9, causal: bool = False, **changes: Any):
         super().__init__()
-        self.inner, self.masked = tiny(BASES["bert"], changes), masked
+        self.inner, self.masked, self.hidden, self.causal = (
+            tiny(BASES["bert"], changes),
+            masked,
+            hidden,
+            causal,
+        )
         for block in self.inner.blocks:
             block.attn.attend = self.attend
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = q @ k.transpose(-1, -2) * 8**-0.5
         if self.masked:
-            logits = logits + (1.0 - self.mask[:, None, None].to(logits)) * -1e9
-        return logits.softmax(-1) @ v
+            logits = logits.masked_fill(self.mask[:, None, None] == 0, self.hidden)
+        if self.causal:
+            logits = logits.masked_fill(torch.ones(12, 12).triu(1) > 0, self.hidden)
+        return logits.softmax(-1).nan_to_num(0.0) @ v
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
         self.mask = attention_mask
@@ -130,3 +137,11 @@ def test_own_models_are_compared_on_padded_batches(left: bool) -> None:
     assert names(Own(), Own()) == []
     assert names(Own(), Own(masked=False)) == ["padding-mask"]
     assert names(Own(), Own(masked=False, activation="relu")) == ["padding-mask", "activation"]
+
+
+def test_what_queries_of_padding_see_is_no_difference() -> None:
+    """Of a query that sees no key one side mixes nothing, the other one all values."""
+    inputs = {"ids": padded(True)["input_ids"], "attention_mask": padded(True)["attention_mask"]}
+    a, b = Own(causal=True, hidden=-torch.inf), Own(causal=True, activation="relu")
+    found = normscope.diff(*(make_subject(each, inputs) for each in (a, b)), parts="function", reraise=True)
+    assert [each.name for each in found.of(Part.FUNCTION)] == ["activation"]
