@@ -70,21 +70,35 @@ def bias_behind(total: Value) -> Value | None:
 
 
 def bias_of(op: Op) -> Value | None:
-    """The bias that a map adds, in its op or directly after it."""
+    """The bias that a map adds, in its op or directly after it; of heads by features where views part them."""
+    own = _own_bias(op)
+    if own is not None:
+        return own if own.is_weight else None
+    added = bias_added(op)
+    return None if added is None else next(v for v in added.inputs if v.is_weight)
+
+
+def _own_bias(op: Op) -> Value | None:
+    """The bias among the inputs of a map."""
     if op.base in _BIAS_FIRST and op.inputs[0].is_weight:
         return op.inputs[0]
-    if op.base == "linear" or op.base in CONVOLUTIONS:
-        bias = op.arg(2, "bias")
-        if isinstance(bias, Value):
-            return bias if bias.is_weight else None
+    bias = op.arg(2, "bias") if op.base == "linear" or op.base in CONVOLUTIONS else None
+    return bias if isinstance(bias, Value) else None
+
+
+def bias_added(op: Op) -> Op | None:
+    """The op that adds a bias to a map's output or to a view of it; None where the map adds it itself."""
     value = op.outputs[0]
+    if _own_bias(op) is not None:
+        return None
     for _ in range(_STEPS):
         if len(value.users) != 1 or not value.users[0].outputs:
             return None
         user = value.users[0]
         others = [v for v in user.inputs if v is not value]
         if user.base == "add" and len(others) == 1 and others[0].is_weight:
-            return others[0] if others[0].numel in {1, value.shape[-1]} else None
+            is_bias = others[0].numel in {1, value.shape[-1], op.outputs[0].shape[-1]}
+            return user if is_bias else None
         if user.base not in SAME:
             return None
         value = user.outputs[0]

@@ -324,10 +324,12 @@ def _table_behind(op: Op, leaf: Value) -> Value | None:
 
 def _matmul_behind(op: Op, bias: Value) -> Op | None:
     """The parameterised matmul whose output an op adds `bias` to."""
-    if bias.numel > 1 and sum(n > 1 for n in bias.shape) > 1:
-        return None
+    shape = tuple(bias.shape)
+    is_vector = bias.numel <= 1 or sum(n > 1 for n in shape) <= 1
     for value in op.inputs:
         if value is bias or not value.live:
+            continue
+        if not is_vector and shape != tuple(value.shape[-len(shape) :]):  # features parted into heads
             continue
         behind = value.behind(SAME)
         sources = [behind]

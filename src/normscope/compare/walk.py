@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normscope.anatomy import Anatomy, Branch, Norm, Site, capture, measuring, named_parameters
+from normscope.anatomy import Anatomy, Branch, Norm, Projection, Site, capture, measuring, named_parameters
 from normscope.anatomy.assemble import assemble
 from normscope.anatomy.graph import Graph, Op, Value
 from normscope.anatomy.ops import SAME, matmul_operands, weight_of
@@ -24,6 +24,7 @@ from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.reading import record_forward
 from normscope.compare.exact import exact, wide, wide_copy, widen
 from normscope.compare.layout import Layout, heads_first, pairs_last, tokens_first
+from normscope.compare.norms import bias_added
 from normscope.compare.types import Patch, Step
 from normscope.subjects.rng import seeded
 from normscope.subjects.subject import Batch, Subject, call_model
@@ -460,7 +461,7 @@ class _Maker:
         for projection in branch.projections:
             name = " and ".join(projection.roles)
             path = projection.parameter.rpartition(".")[0]
-            found.append(self.place((*at, name), path, projection.output))
+            found.append(self.place((*at, name), path, self.mapped(projection)))
             if projection.roles in (("o",), ("down",)):
                 ops = self.by_parameter.get(projection.parameter, [])
                 if (read := _read_by(ops[0]) if ops else None) is not None:
@@ -484,6 +485,13 @@ class _Maker:
             numbered = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
             unique.append(Place(numbered, place.name, place.site, place.layout, place.index))
         return sorted(unique, key=lambda place: place.index)
+
+    def mapped(self, projection: Projection) -> Site:
+        """The output of a projection, with the bias that is added once its features are parted into heads."""
+        ops = self.by_parameter.get(projection.parameter, [])
+        known, added = self.value(projection.output), bias_added(ops[0]) if ops else None
+        is_later = known is not None and added is not None and added.outputs[0].index > known.index
+        return added.outputs[0].site if added is not None and is_later else projection.output
 
     def biased(self, site: Site) -> Site | None:
         """The sum with a bias that is added to it right after the join, as in `x + y @ w + bias`."""
