@@ -70,7 +70,7 @@ def bias_behind(total: Value) -> Value | None:
 
 
 def bias_of(op: Op) -> Value | None:
-    """The bias that a map adds, in its op or directly after it; of heads by features where views part them."""
+    """The bias that a map adds, in its op or after it; views may part its features into heads."""
     own = _own_bias(op)
     if own is not None:
         return own if own.is_weight else None
