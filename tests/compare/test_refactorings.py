@@ -1,6 +1,8 @@
 """A model and its refactoring are one model; a change of the refactoring is the one difference."""
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import made
@@ -100,3 +102,85 @@ def test_a_bias_of_heads_that_is_lost_is_named(name: str) -> None:
     b = by_kernels(a)
     b.layers[1].attn.query_bias = None
     assert names(a, b) == [("structure", "bias"), ("function", "bias")]
+
+
+class Copied(nn.Module):
+    """Two heads of keys and values, copied for the heads of queries."""
+
+    def __init__(self, o: Options) -> None:
+        super().__init__()
+        self.o, self.scale, self.cap = o, 0.3, 0.0
+        sizes = {"query": WIDTH, "key": 2 * WIDTH // o.heads, "value": 2 * WIDTH // o.heads}
+        for name, size in sizes.items():
+            setattr(self, name, nn.Linear(WIDTH, size, bias=o.bias))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def parted(self, x: Tensor) -> Iterator[Tensor]:
+        """Queries, keys and values, (B, H or 2, T, K)."""
+        size = WIDTH // self.o.heads
+        for name in ("query", "key", "value"):
+            y = getattr(self, name)(x).unflatten(-1, (-1, size)).transpose(1, 2)
+            yield made.turned(y, self.o) if self.o.rotary and name != "value" else y
+
+    def weights(self, logits: Tensor) -> Tensor:
+        logits = logits * self.scale
+        logits = self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+        return logits.masked_fill(~made.mask(logits.shape[-1], self.o), -math.inf).softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parted(x)
+        k, v = (each.repeat_interleave(self.o.heads // 2, 1) for each in (k, v))
+        return self.out((self.weights(q @ k.mT) @ v).transpose(1, 2).flatten(2))
+
+
+class Shared(Copied):
+    """The same without copies: an axis of groups, and one of the heads in a group."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parted(x)
+        weights = self.weights(torch.einsum("bgrtk,bgsk->bgrts", q.unflatten(1, (2, -1)), k))
+        return self.out(torch.einsum("bgrts,bgsk->btgrk", weights, v).flatten(2))
+
+
+GROUPED = {
+    "plain": Options(depth=2),
+    "rotary": Options(depth=2, rotary="halves", positions=False),
+    "post": Options(depth=2, post=True, heads=8, bias=False),
+}
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "attention-scale": lambda attention: setattr(attention, "scale", 0.2),
+    "logit-cap": lambda attention: setattr(attention, "cap", 0.4),
+    "window": lambda attention: setattr(attention, "o", replace(attention.o, window=7)),
+}
+
+
+def grouped(name: str, *kinds: type[nn.Module]) -> tuple[Any, Any]:
+    """Two decoders of the same weights, with attentions of two kinds."""
+    a, b = (made.with_attention(kind, GROUPED[name]) for kind in kinds)
+    b.load_state_dict(a.state_dict())
+    return a, b
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_keys_that_groups_share_without_a_copy_are_the_same_keys(name: str) -> None:
+    assert names(*grouped(name, Copied, Shared)) == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_planted_difference_is_named_where_keys_are_not_copied(name: str, change: str) -> None:
+    for kinds in ((Copied, Shared), (Shared, Copied), (Shared, Shared)):
+        a, b = grouped(name, *kinds)
+        for layer in b.layers:
+            CHANGES[change](layer.attn)
+        assert names(a, b)[-1] == ("function", change)
+        assert {found for _, found in names(a, b)} == {change}
+
+
+@pytest.mark.parametrize("layouts", [("halves", "neighbours"), ("neighbours", "halves")])
+def test_rotary_pairs_are_named_where_keys_are_not_copied(layouts: tuple[str, str]) -> None:
+    a, b = grouped("rotary", Copied, Shared)
+    for model, layout in zip((a, b), layouts, strict=True):
+        for layer in model.layers:
+            layer.attn.o = replace(layer.attn.o, rotary=layout)
+    assert names(a, b) == [("structure", "rotary-layout"), ("function", "rotary-layout")]

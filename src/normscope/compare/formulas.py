@@ -173,12 +173,18 @@ def attend(
     cap: float | None = None,
 ) -> Tensor:
     """Logits by·q·kᵀ (+ bias), capped, with −∞ at the keys that are not visible."""
-    logits = by * (query @ key.mT)
+    logits = by * (query @ spread(key, query.shape[1]).mT)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     if bias is not None:
         logits = logits + bias.to(logits)
     return logits if visible is None else hide(logits, visible=visible)
+
+
+def spread(x_BGSK: Tensor, heads: int) -> Tensor:
+    """Keys or values for each of the heads, (B, H, S, K), where groups of neighbouring heads share one."""
+    copies, rest = divmod(heads, x_BGSK.shape[1])
+    return x_BGSK if copies < 2 or rest else x_BGSK.repeat_interleave(copies, 1)
 
 
 def softmax(y: Tensor, logits: Tensor, *, extra: float | Tensor | None = None) -> Tensor:
@@ -252,7 +258,7 @@ def attention(
     parts = ((q, query), (k, key), (v, value))
     query_BHTK, key_BHTK, value_BHTK = (operand(x, x, **options) for x, options in parts)
     weights = attend(y, query_BHTK, key_BHTK, **logits).softmax(-1).nan_to_num(0.0)
-    return merge_heads(weights @ value_BHTK, merge).reshape(y.shape)
+    return merge_heads(weights @ spread(value_BHTK, weights.shape[1]), merge).reshape(y.shape)
 
 
 def split_heads(x: Tensor, heads: int, split: str = "heads") -> Tensor:
@@ -288,9 +294,10 @@ def mix(
     merge: str = "heads",
     order: Tensor | None = None,
 ) -> Tensor:
-    """Heads of probabilities·values, in an order, merged. `shape` is (B, H, S, K) of the values."""
+    """Heads of probabilities·values, in an order, merged; `shape` of the values is (B, H or groups, S, K)."""
     batch, heads, keys, _ = shape
-    mixed = probabilities.reshape(batch, heads, -1, keys) @ value.reshape(shape)
+    heads = probabilities.shape[1] if probabilities.dim() == 4 else heads
+    mixed = probabilities.reshape(batch, heads, -1, keys) @ spread(value.reshape(shape), heads)
     if order is not None:
         mixed = mixed.index_select(1, order.to(mixed.device))
     return merge_heads(mixed, merge).reshape(y.shape)

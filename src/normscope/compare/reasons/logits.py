@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.compare.formulas import MASKED
+from normscope.compare.formulas import MASKED, spread
 from normscope.compare.reasons.operands import read_operand
 from normscope.compare.reasons.scene import (
     FITS,
@@ -58,6 +58,7 @@ def read_logits(half: Half) -> Logits | None:
     if found is None or any(t.dim() != 4 for t in found):
         return None
     query, key, logits = found
+    key = spread(key, query.shape[1])
     if query.shape[1] != key.shape[1] or query.shape[-1] != key.shape[-1]:
         return None
     product = query @ key.mT

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from normscope.compare.formulas import merge_heads, softmax
+from normscope.compare.formulas import merge_heads, softmax, spread
 from normscope.compare.reasons.operands import _order, _split_sentence, clips, operand_options, read_operand
 from normscope.compare.reasons.scene import (
     FITS,
@@ -122,7 +122,7 @@ def _values(scene: Scene) -> Reasons:
     if a is None or b is None or scene.is_same("value"):
         return
     x, y = scene.b.steps["v"], scene.b.steps["value"]
-    patches = scene.b.patch("value", "operand", ("v",), **operand_options(a, x.shape[-1] // y.shape[-1]))
+    patches = scene.b.patch("value", "operand", ("v",), **operand_options(a, x.shape[-1] // y.shape[-1], b))
     if a.clip != b.clip:
         left, right = clips(a, b)
         message = tell("The clip of the values", left, right)
@@ -156,7 +156,7 @@ def _merge(scene: Scene) -> Reasons:
         message = f"The heads are merged {words[a[0]]} in A and {words[b[0]]} in B."
         yield Reason("head-merge", "mixed", a[0], b[0], message, patches)
     else:
-        count = value.shape[1]
+        count = scene.b.steps["probabilities"].shape[1]
         orders = [tuple(range(count)) if each is None else each for each in (a[1], b[1])]
         shown = [_order(order) for order in orders]
         message = tell("The order of the heads before the output projection", *shown)
@@ -169,6 +169,7 @@ def merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:
     if found is None or found[0].dim() != 4 or found[1].dim() != 4:
         return None
     p, value, mixed = found
+    value = spread(value, p.shape[1])
     if p.shape[1] != value.shape[1] or p.shape[-1] != value.shape[-2]:
         return None
     heads = p @ value

@@ -403,21 +403,23 @@ def clips(a: Operand, b: Operand) -> list[str]:
 
 
 def _patch(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> tuple[Any, ...]:
-    options = operand_options(a, scene.b.steps[before].shape[-1] // scene.b.steps[after].shape[-1])
+    options = operand_options(a, scene.b.steps[before].shape[-1] // scene.b.steps[after].shape[-1], b)
     if options.get("weight") is not None and b.norming is not None and b.norming["weight"] is not None:
         options |= {"weight": b.norming["weight"]}
     return scene.b.patch(after, "operand", (before,), **{**options, "times": b.times})
 
 
-def operand_options(found: Operand, heads: int) -> dict[str, Any]:
-    """Arguments of the formula `operand`."""
+def operand_options(found: Operand, heads: int, of_b: Operand | None = None) -> dict[str, Any]:
+    """Arguments of the formula `operand`; B's groups stay where only one side copies keys for their heads."""
+    is_other = of_b is not None and len(of_b.groups) != len(found.groups)
+    groups = of_b.groups if of_b is not None and is_other else found.groups
     return {
         "heads": heads,
         "split": found.split,
         "times": found.times,
         "clip": found.clip,
         "rotation": None if found.rotation is None else found.rotation.options(),
-        "groups": torch.tensor(found.groups),
+        "groups": torch.tensor(groups),
         **(found.norming or {}),
     }
 
