@@ -184,3 +184,45 @@ def test_rotary_pairs_are_named_where_keys_are_not_copied(layouts: tuple[str, st
         for layer in model.layers:
             layer.attn.o = replace(layer.attn.o, rotary=layout)
     assert names(a, b) == [("structure", "rotary-layout"), ("function", "rotary-layout")]
+
+
+def by_hand(factor: float) -> Callable[[Tensor], Tensor]:
+    """GELU by tanh, with its factor √(2/π) as it is written."""
+    return lambda x: 0.5 * x * (1 + torch.tanh(factor * x * (1 + 0.044715 * x * x)))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("factor", "differs"), [(0.79788456, False), (0.7978845608, False), (0.7979, True)])
+def test_a_constant_with_the_digits_of_float32_is_the_constant(
+    name: str, factor: float, differs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(made.ACTIVATIONS, "by hand", by_hand(factor))
+    a = made.made("plain", replace(OPTIONS[name], activation="tanh"))
+    b = made.made("plain", replace(OPTIONS[name], activation="by hand"))
+    found = normscope.diff(a, b, parts=("function",), batch=IDS, reraise=True)
+    assert bool(found.differences) is differs
+
+
+class Starting(made.Plain):
+    """The embedding of one or several types of tokens, of which all are the first, is added."""
+
+    def __init__(self, o: Options, types: int, how: str) -> None:
+        super().__init__(o)
+        self.types, self.how = nn.Embedding(types, WIDTH), how
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.types(torch.zeros_like(ids)) if self.how == "table" else self.types.weight[0]
+        x = self.tokens(ids) + first
+        x = x if self.positions is None else x + self.positions(torch.arange(ids.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("types", [1, 2])
+def test_the_one_row_of_token_types_is_their_table(name: str, types: int) -> None:
+    a, b = (Starting(OPTIONS[name], types, how) for how in ("table", "row"))
+    b.load_state_dict(a.state_dict())
+    assert names(a, b) == []
+    assert names(made.Plain(OPTIONS[name]), b)[0] == ("structure", "token-types")

@@ -90,7 +90,16 @@ def _positions(
         for added in value.inputs:
             if added not in inside and added.floating and len(added.shape) > 1:
                 facts |= _added(added, inside, parameters, replay) if value.base == "add" else {}
+            elif value.base == "add" and (table := _table_of_row(added)) is not None:
+                facts["token_types"] = table.shape[0]
     return facts
+
+
+def _table_of_row(added: Value) -> Value | None:
+    """The table of which one row is added to all tokens; None where a vector is no row of a table."""
+    is_row = added.base == "select" and len(added.shape) == 1
+    table = added.inputs[0] if is_row else None
+    return table if table is not None and table.is_weight and len(table.shape) == 2 else None
 
 
 def _added(added: Value, inside: set[Value], parameters: Mapping[str, nn.Parameter], replay: Replay) -> Facts:

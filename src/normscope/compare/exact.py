@@ -1,6 +1,7 @@
 """Run a model in float64 throughout, also where its own code asks for float32."""
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,12 @@ _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.complex32: torch.complex128,
 }
 
+_TANH = math.sqrt(2 / math.pi)
+_CONSTANTS = (_TANH, 3 * 0.044715 * _TANH, math.sqrt(2), math.sqrt(0.5), math.pi)
+"""Factors of activations: of GELU by tanh and its derivative, by erf."""
+_DIGITS = 2.0**-23
+"""Relative rounding of a constant in float32."""
+
 
 class _WideOps(TorchDispatchMode):
     """Replaces the narrow types that an op is asked for, as by `x.float()` in a norm."""
@@ -28,7 +35,7 @@ class _WideOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default:
             return _grouped_mm(*args, **(kwargs or {}))
-        result = func(*_widened(args), **_widened(kwargs or {}))
+        result = func(*_sharpened(_widened(args)), **_widened(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype in _WIDE and not _has_tensor((args, kwargs)):
             return wide(result)  # a new tensor of the default type, which a model's own code may set
         return result
@@ -73,6 +80,15 @@ def _has_tensor(arguments: Any) -> bool:
 
 def _widened(arguments: Any) -> Any:
     return tree_map_only(torch.dtype, lambda dtype: _WIDE.get(dtype, dtype), arguments)
+
+
+def _sharpened(arguments: Any) -> Any:
+    """Factors that code writes with the digits of float32, as 0.79788456 for √(2/π), in full."""
+    return tuple(_sharp(each) if isinstance(each, float) else each for each in arguments)
+
+
+def _sharp(number: float) -> float:
+    return next((exact for exact in _CONSTANTS if abs(number - exact) < _DIGITS * exact), number)
 
 
 @contextmanager
