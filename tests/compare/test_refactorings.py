@@ -8,6 +8,7 @@ from typing import Any
 import made
 import pytest
 import torch
+import torch.nn.functional as F
 from made import LENGTH, WIDTH, Options
 from torch import Tensor, nn
 
@@ -226,3 +227,49 @@ def test_the_one_row_of_token_types_is_their_table(name: str, types: int) -> Non
     b.load_state_dict(a.state_dict())
     assert names(a, b) == []
     assert names(made.Plain(OPTIONS[name]), b)[0] == ("structure", "token-types")
+
+
+class Pointwise(nn.Module):
+    """A feed-forward of convolutions of size 1, as in fairseq."""
+
+    def __init__(self, old: Any) -> None:
+        super().__init__()
+        self.o = old.o
+        for name in ("up", "down"):
+            out, width = getattr(old, name).weight.shape
+            setattr(self, name, nn.Conv1d(width, out, 1, bias=old.o.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(made.ACTIVATIONS[self.o.activation](self.up(x.mT))).mT
+
+
+class Stacked(nn.Module):
+    """A feed-forward whose matrices are those of one layer of tensors of all layers."""
+
+    def __init__(self, old: Any, up: nn.Parameter, down: nn.Parameter, layer: int) -> None:
+        super().__init__()
+        self.o, self.up, self.down, self.layer = old.o, up, down, layer
+        self.up_bias, self.down_bias = old.up.bias, old.down.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.up[self.layer], self.up_bias)
+        return F.linear(made.ACTIVATIONS[self.o.activation](y), self.down[self.layer], self.down_bias)
+
+
+def rewritten(how: str, options: Options) -> Any:
+    """The plain decoder with other feed-forwards."""
+    model: Any = made.made("plain", options)
+    ups, downs = ([getattr(each.mlp, n).weight.detach() for each in model.layers] for n in ("up", "down"))
+    up, down = (nn.Parameter(torch.stack(each)) for each in (ups, downs))
+    for n, layer in enumerate(model.layers):
+        layer.mlp = Pointwise(layer.mlp) if how == "convolutions" else Stacked(layer.mlp, up, down, n)
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("how", ["convolutions", "stacked"])
+def test_a_feed_forward_written_in_another_way_has_one_expert_of_the_same_width(how: str, name: str) -> None:
+    a, b = made.made("plain", OPTIONS[name]), rewritten(how, OPTIONS[name])
+    assert made.differences(a, b) == ()
+    wide = made.made("plain", replace(OPTIONS[name], hidden=2 * WIDTH))
+    assert [each.name for each in made.differences(wide, b)] == ["hidden-width"]

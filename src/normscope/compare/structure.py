@@ -7,7 +7,7 @@ modules and classes play no part, except for the dropout rate of a fused attenti
 
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from normscope.anatomy.axes import counted
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Graph, Op, Value
 from normscope.anatomy.inside import entry_scale, inner_norm
+from normscope.anatomy.ops import CONVOLUTIONS, weight_of
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.reading import record_forward
 from normscope.anatomy.replay import Replay
@@ -187,14 +188,13 @@ class _Reader:
             return {}
 
     def _feed_forward(self, found: FoundBranch, roles: dict[Op, tuple[str, ...]]) -> Facts:
-        downs = {_name(op) for op, each in roles.items() if "down" in each}
         maps = hidden_maps(found, roles)
         if maps is None:
             return {}
         starts, end, down = maps
-        weight = parameter_of(down)
-        experts = weight.shape[0] if weight is not None and len(weight.shape) == 3 else len(downs)
-        facts: Facts = {"hidden_width": end.shape[-1], "experts": experts}
+        width = end.shape[1 if down.base in CONVOLUTIONS else -1]
+        downs = [op for op, each in roles.items() if "down" in each]
+        facts: Facts = {"hidden_width": width, "experts": _experts(down, downs)}
         read = read_activation(starts, end, self.replay)
         return facts if read is None else facts | {"activation": read[0], "gated": read[1]}
 
@@ -208,6 +208,16 @@ class _Reader:
 def _name(op: Op) -> str:
     parameter = parameter_of(op)
     return (parameter.name or "") if parameter is not None else ""
+
+
+def _experts(down: Op, downs: Sequence[Op]) -> int:
+    """The number of experts, of which one has `down` as its last map."""
+    weight, parameter = weight_of(down), parameter_of(down)
+    is_packed = parameter is not None and len(parameter.shape) == 3 and down.base not in CONVOLUTIONS
+    is_layer = weight is not None and len(weight.shape) == 2 and len(downs) == 1  # of the stacked ones
+    if parameter is not None and is_packed and not is_layer:
+        return parameter.shape[0]
+    return len({_name(op) for op in downs})
 
 
 def _biases(roles: Mapping[Op, tuple[str, ...]], branch: FoundBranch) -> list[str]:
