@@ -273,3 +273,23 @@ def test_a_feed_forward_written_in_another_way_has_one_expert_of_the_same_width(
     assert made.differences(a, b) == ()
     wide = made.made("plain", replace(OPTIONS[name], hidden=2 * WIDTH))
     assert [each.name for each in made.differences(wide, b)] == ["hidden-width"]
+
+
+class Tiled(Shared):
+    """Heads share keys in the order of tiles, not of neighbours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parted(x)
+        tiles = q.unflatten(1, (-1, 2)).transpose(1, 2)
+        weights = self.weights(torch.einsum("bgrtk,bgsk->bgrts", tiles, k))
+        y = torch.einsum("bgrts,bgsk->btgrk", weights, v)
+        return self.out(y.transpose(2, 3).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [Copied, Shared])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_in_another_order_are_named_where_keys_are_not_copied(
+    name: str, kind: type[nn.Module]
+) -> None:
+    assert {found for _, found in names(*grouped(name, kind, Tiled))} == {"kv-groups"}
+    assert {found for _, found in names(*grouped(name, Tiled, Tiled))} == set()

@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from normscope.compare.formulas import merge_heads, softmax, spread
-from normscope.compare.reasons.operands import _order, _split_sentence, clips, operand_options, read_operand
+from normscope.compare.reasons.operands import (
+    _order,
+    _split_sentence,
+    clips,
+    keys_read,
+    operand_options,
+    read_operand,
+)
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -160,7 +167,8 @@ def _merge(scene: Scene) -> Reasons:
         orders = [tuple(range(count)) if each is None else each for each in (a[1], b[1])]
         shown = [_order(order) for order in orders]
         message = tell("The order of the heads before the output projection", *shown)
-        yield Reason("head-order", "mixed", list(orders[0]), list(orders[1]), message, patches)
+        name = "head-order" if keys_read(scene) is None else "kv-groups"
+        yield Reason(name, "mixed", list(orders[0]), list(orders[1]), message, patches)
 
 
 def merged(half: Half) -> tuple[str, tuple[int, ...] | None] | None:

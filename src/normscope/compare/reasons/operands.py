@@ -329,11 +329,31 @@ def _compared(scene: Scene, before: str, after: str, a: Operand, b: Operand) -> 
         yield reason("qkv-clip", left, right, tell(f"The clip of the {word}", left, right))
     if a.split != b.split:
         yield reason("head-split", a.split, b.split, _split_sentence(f"The {word}", a.split, b.split))
-    if a.groups != b.groups and len(a.groups) == len(b.groups):
+    if after == "query" and (read := keys_read(scene)) is not None:
+        left, right = map(_order, read)
+        message = f"The heads read the keys as {left} in A and as {right} in B."
+        yield reason("kv-groups", list(read[0]), list(read[1]), message)
+    elif a.groups != b.groups and len(a.groups) == len(b.groups):
         message = f"The heads read the {word} as {_order(a.groups)} in A and as {_order(b.groups)} in B."
         yield reason("kv-groups" if after == "key" else "head-order", list(a.groups), list(b.groups), message)
     yield from _norms(a, b, word, reason)
     yield from _rotations(a.rotation, b.rotation, word, reason)
+
+
+def keys_read(scene: Scene) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The head of the keys that each head of A's and of B's queries reads, where they differ by the order of
+    queries whose groups share keys without a copy; else None.
+    """
+    read, is_shared = [], False
+    for half in (scene.a, scene.b):
+        query, key = read_operand(half, "q", "query"), read_operand(half, "k", "key")
+        if query is None or key is None or len(query.groups) % len(key.groups):
+            return None
+        copies = len(query.groups) // len(key.groups)
+        is_shared |= copies > 1
+        keys = [group for group in key.groups for _ in range(copies)]
+        read.append(tuple(of for _, of in sorted(zip(query.groups, keys, strict=True))))
+    return (read[0], read[1]) if is_shared and read[0] != read[1] and len(read[0]) == len(read[1]) else None
 
 
 def _norms(a: Operand, b: Operand, word: str, reason: Any) -> Reasons:
