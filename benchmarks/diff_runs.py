@@ -2,6 +2,7 @@
 
     python -m benchmarks.diff_runs FILE --set seen --set held-out --set same --set same-held-out
     python -m benchmarks.diff_runs FILE --set fresh --set same-fresh
+    python -m benchmarks.diff_runs FILE --set new --set same-new
     python -m benchmarks.diff_runs FILE --summary
     python -m benchmarks.diff_runs FILE --set seen --only "rotary" --again
 
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import diff_fresh, diff_fresh_same, diff_held_out, diff_seen
+from benchmarks import diff_fresh, diff_fresh_same, diff_held_out, diff_new, diff_new_same, diff_seen
 from benchmarks.diff_judging import judged
 from benchmarks.diff_plants import Build, Case
 from benchmarks.diff_recipes import recipes, same_recipes
@@ -55,6 +56,8 @@ SETS: dict[str, Callable[[], list[Case]]] = {
     ],
     "fresh": diff_fresh.cases,
     "same-fresh": diff_fresh_same.cases,
+    "new": diff_new.cases,
+    "same-new": diff_new_same.cases,
 }
 OPEN = ("seen", "same")
 """Sets of which each pair is printed."""
