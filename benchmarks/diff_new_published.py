@@ -149,7 +149,7 @@ def bigcode() -> New:
 
 def eurobert() -> New:
     opt = Spec(44, 3, 4, 2, 12, 86, 127, turned=12, mask="none", eps=1e-5)
-    return _relative("eurobert", opt, masked=True, mask_token_id=None)
+    return _relative("eurobert", opt, masked=True, mask_token_id=1)
 
 
 MAKERS: dict[str, Callable[[], New]] = {
