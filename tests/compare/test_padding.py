@@ -140,7 +140,7 @@ def test_own_models_are_compared_on_padded_batches(left: bool) -> None:
 
 
 def test_what_queries_of_padding_see_is_no_difference() -> None:
-    """Of a query that sees no key one side mixes nothing, the other one all values."""
+    """Queries that see no key, of which one side mixes nothing and the other one all values."""
     inputs = {"ids": padded(True)["input_ids"], "attention_mask": padded(True)["attention_mask"]}
     a, b = Own(causal=True, hidden=-torch.inf), Own(causal=True, activation="relu")
     found = normscope.diff(*(make_subject(each, inputs) for each in (a, b)), parts="function", reraise=True)
