@@ -2,9 +2,9 @@
 
     python -m benchmarks.regimes.truth FILE [--regime NAME …] [--only WORD]
 
-One line of JSON is one run; an interrupted run of this command is continued. Replica 0 and 1 have seeds of
-their own, for weights and batches. Replica 2 is replica 0 with each weight changed by one part in a million:
-what differs between these two hangs on rounding.
+One line of JSON is one run; an interrupted run of this command is continued. `truth.jsonl` beside this file
+has what was trained so far. Replica 0 and 1 have seeds of their own, for weights and batches. Replica 2 is
+replica 0 with each weight changed by one part in a million: what differs between these two hangs on rounding.
 """
 
 import argparse
