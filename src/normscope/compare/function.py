@@ -8,16 +8,16 @@ given    B with its own weights, where both sides hold given ones               
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from normscope.compare.facts import differing, name_of, sentence
+from normscope.compare.function_words import Wording, alike, as_data
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
-from normscope.compare.mapping.changes import Change, agreement, changes
+from normscope.compare.mapping.changes import agreement, changes
 from normscope.compare.outcome import Outcome
-from normscope.compare.parting import RANDOM, Compared, Walked, noise_of, walked
+from normscope.compare.parting import RANDOM, Walked, noise_of, walked
 from normscope.compare.reasons import gradients
 from normscope.compare.reasons import scenes as reasons
 from normscope.compare.reasons.scene import Scene
@@ -37,7 +37,6 @@ from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 from normscope.compare.walkers import CannotFeedError, Walker, fed
-from normscope.report.sites import compress
 
 _SEED = 1
 _MOSTLY = 0.5
@@ -62,12 +61,15 @@ def compare(
         UsageError: `given` does not fit.
     """
     try:
-        return _Function(a, b, rows, given or {}, rtol).run()
+        outcome = _Function(a, b, rows, given or {}, rtol).run()
     except (CannotMapError, CannotFeedError) as reason:
-        return _not(str(reason))
+        outcome = _not(str(reason))
     finally:
-        for side in (a, b):
-            side.run(close_twin)
+        forwards = {name: side.run(close_twin) for name, side in (("a", a), ("b", b))}
+    if not outcome.compared.figures:
+        return outcome
+    figures = {**outcome.compared.figures, "forwards": forwards}
+    return replace(outcome, compared=replace(outcome.compared, figures=figures))
 
 
 def _not(reason: str) -> Outcome:
@@ -102,7 +104,8 @@ class _Function:
         self.weights = map_weights(generic, second.holdings, self.rows, self.given, as_made=are_given)
         self.one.weights = generic.parameters()
         self.two.weights = self.weights.values
-        self._say_unmapped()
+        self.wording = Wording(self.one, self.two, self.rows)
+        self.notes += self.wording.unmapped(self.weights)
         self.notes += loading_notes(self.weights, generic, second.holdings)
         if are_given and (found := self._as_they_stand(own)) is not None:
             return self._outcome(found)
@@ -146,43 +149,10 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
-        for group in _alike(
-            changes(own, self.one.opened.holdings, holdings, _head_widths(holdings, steps_b))
-        ):
-            self._add(self._changed(group), group[0].at)
+        for group in alike(changes(own, self.one.opened.holdings, holdings, _head_widths(holdings, steps_b))):
+            self._add(self.wording.changed(group), group[0].at)
         self.stood = found
         return None
-
-    def _changed(self, group: list[Change]) -> Difference:
-        """The difference of weights that were changed alike."""
-        to_a, first = self.rows.to_a, group[0]
-        sites = tuple(
-            (self.one.site_at(to_a.get(each.at, each.at)), self.two.site_at(each.at)) for each in group
-        )
-        more = {1: "", 2: " The same holds for one more weight."}
-        message = first.message + more.get(len(group), f" The same holds for {len(group) - 1} more weights.")
-        evidence = ("Both hold given weights; A's were compared with B's after mapping.",)
-        places = tuple(dict.fromkeys(sites))
-        return Difference(Part.FUNCTION, first.name, places, first.a, first.b, message, evidence)
-
-    def _say_unmapped(self) -> None:
-        for side, names in (("A", self.weights.only_a), ("B", self.weights.only_b)):
-            if names:
-                other = "B" if side == "A" else "A"
-                shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-                kept = "; they keep their own values" if side == "B" else ""
-                self.notes.append(f"Weights of {side} without a partner in {other}{kept}: {shown}.")
-        made = [held.name for held in self.two.opened.holdings.held if held.made_of]
-        if put := [name for name in made if name in self.weights.values]:
-            shown = ", ".join(put[:5]) + (f" and {len(put) - 5} more" if len(put) > 5 else "")
-            self.notes.append(
-                f"B computes these weights; what A multiplies with was put in their place: {shown}."
-            )
-        if self.weights.guessed:
-            shown = ", ".join(self.weights.guessed[:5])
-            self.notes.append(
-                f"The partners of these weights of B were guessed: {shown}. --map FILE sets them."
-            )
 
     # Walking
 
@@ -216,10 +186,10 @@ class _Function:
         if found.first is not None:
             result = self._search(found, steps_a)
             for group in grouped([one for each in result.found for one in self._of_head(each)]):
-                self._add(self._because(group), group[0].b)
+                self._add(self.wording.because(group), group[0].b)
             self._say_random()
             if not self.found:
-                self._add(self._parting(found.first, "value"), found.first.key[:3])
+                self._add(self.wording.parting(found.first, "value"), found.first.key[:3])
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
@@ -264,9 +234,11 @@ class _Function:
             if reason is not None:
                 known.append(Found(one.a, one.b, reason))
         for group in grouped(known):
-            self._add(self._because(group, is_gradient=True), group[0].b, _LATE)
+            self._add(self.wording.because(group, is_gradient=True), group[0].b, _LATE)
         if not known:
-            self._add(self._parting(found.first_gradient, "gradient"), found.first_gradient.key[:3], _LATE)
+            self._add(
+                self.wording.parting(found.first_gradient, "gradient"), found.first_gradient.key[:3], _LATE
+            )
 
     def _unpatched(self, result: Search) -> list[Step]:
         """B's steps without the patched tensors, which may stand for another step now."""
@@ -331,62 +303,6 @@ class _Function:
             is_random=self.random_b is not None and self.random_a is None,
         )
 
-    def _because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:
-        """The difference of one reason at one place or many."""
-        reason = group[0].reason
-        sites = tuple((self.one.site_at(each.a), self.two.site_at(each.b)) for each in group)
-        size = max(each.relative for each in group)
-        where = name_of_step(reason.step)
-        evidence = [f"The two part at {where}, by {amount(size)} of its largest value."] if size else []
-        if is_gradient:
-            evidence = ["The values agree; the gradients of a random linear loss do not."]
-        known = [each.is_confirmed for each in group]
-        if num := sum(each is True for each in known):
-            where = "" if num == len(known) else f" at {num} of {len(known)} places"
-            evidence.append(f"The difference vanishes{where} where this is undone in B.")
-        evidence += reason.others
-        confirmed = None if all(each is None for each in known) else all(each is not False for each in known)
-        name = "function" if reason.name == UNKNOWN else reason.name
-        return Difference(
-            Part.FUNCTION,
-            name,
-            sites,
-            reason.a,
-            reason.b,
-            reason.message,
-            tuple(evidence),
-            confirmed,
-        )
-
-    def _parting(self, at: Compared, what: str) -> Difference:
-        name = name_of_step(at.key[3])
-        size = at.relative if what == "value" else at.gradient
-        tensor = f"{name}" if what == "value" else f"the gradient of the loss in {name}"
-        message = f"The two part at {tensor}, by {amount(size)} of its largest value."
-        sites = (self.one.site(at.a), self.two.site(at.b))
-        return Difference(
-            Part.FUNCTION,
-            "function" if what == "value" else "gradient",
-            (sites,),
-            None,
-            None,
-            message + self._lacking(),
-        )
-
-    def _lacking(self) -> str:
-        """A sentence on blocks and branches that one side lacks, where there are any."""
-        names_of: dict[str, list[str]] = {"A": [], "B": []}
-        for walker, known, other in (
-            (self.one, set(self.rows.to_b), "B"),
-            (self.two, set(self.rows.to_a), "A"),
-        ):
-            for s, stack in enumerate(walker.opened.holdings.anatomy.stacks):
-                for i, block in enumerate(stack.blocks):
-                    branches = [each.site for n, each in enumerate(block.branches) if (s, i, n) not in known]
-                    names = [block.site] if (s, i, OUTSIDE) not in known else branches
-                    names_of[other] += names
-        return "".join(f" {side} lacks {compress(names)}." for side, names in names_of.items() if names)
-
     # Result
 
     def _outcome(self, found: Walked) -> Outcome:
@@ -401,20 +317,19 @@ class _Function:
             "largest": largest,
             "largest_gradient": found.largest_gradient,
             "tolerance": found.tolerance,
-            "forwards": {"a": self.one.num_forwards, "b": self.two.num_forwards},
             "mapped": len(self.weights.values),
-            "walk": [self._row(each) for each in found.pairs],
+            "walk": [self.wording.row(each) for each in found.pairs],
         }
         self._require_outputs(found)
         if not self.differences and (spoilt := self._first_spoilt(found)) is not None:
             self.whys.append(f"both give values that are not finite, from {spoilt} on")
             return Outcome(
                 HowFar(Part.FUNCTION, "not", tuple(self.whys), figures=figures),
-                weights=_as_data(self.weights),
+                weights=as_data(self.weights),
                 notes=tuple(self.notes),
             )
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
-        return Outcome(compared, self.differences, _as_data(self.weights), tuple(self.notes))
+        return Outcome(compared, self.differences, as_data(self.weights), tuple(self.notes))
 
     def _first_spoilt(self, found: Walked) -> str | None:
         """The first place of the stream whose values are not finite."""
@@ -435,15 +350,6 @@ class _Function:
             self.whys.append(f"the outputs have different shapes: {shapes[0]} in A and {shapes[1]} in B")
         elif a is not None and b is not None and a != b:
             self.whys.append(f"only the first {min(a[-1], b[-1])} outputs were compared: one side has more")
-
-    def _row(self, each: Compared) -> dict[str, Any]:
-        return {
-            "a": self.one.site(each.a),
-            "b": self.two.site(each.b),
-            "name": name_of_step(each.key[3]),
-            "relative": each.relative,
-            "gradient": each.gradient,
-        }
 
 
 def _open(side: Side, name: str) -> Opened:
@@ -468,18 +374,6 @@ def _is_entry(scene: Scene, name: str) -> bool:
     )
 
 
-def _alike(found: Iterable[Change]) -> list[list[Change]]:
-    """Changes of one kind in one role, together."""
-    groups: dict[tuple[Any, ...], list[Change]] = {}
-    for each in found:
-        role = "" if each.name == "weights-rounded" else each.role
-        values: Any = (str(each.a), str(each.b))
-        if each.name == "weights-order" and role in values:  # two that are exchanged are one difference
-            role, values = "", tuple(sorted(values))
-        groups.setdefault((each.name, role, values), []).append(each)
-    return list(groups.values())
-
-
 def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, int, int], int]:
     """Width of the heads of each attention."""
     operands = [step for step in steps if step.key[3] == "query" and step.value is not None]
@@ -494,14 +388,3 @@ def _first_random(
         return None
     other = noise_of(steps, walker.walk(seed=_SEED, gradients=False), walker.real)
     return next((key for key, (value, _) in other.items() if value > 0), None)
-
-
-def _as_data(weights: Weights) -> dict[str, Any]:
-    return {
-        "made_from": {
-            name: {"from": list(names), "how": how} for name, (names, how) in weights.made_from.items()
-        },
-        "only_a": list(weights.only_a),
-        "only_b": list(weights.only_b),
-        "guessed": list(weights.guessed),
-    }

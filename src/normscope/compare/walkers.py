@@ -27,23 +27,14 @@ class Walker:
     real: Tensor | None
     columns: int | None = None
     weights: Mapping[str, Tensor] | None = None
-    forwards: int = 0
 
     def walk(self, patches: tuple[Patch, ...] = (), *, own: bool = False, **options: Any) -> tuple[Step, ...]:
         """One forward; with `own` weights instead of those of `weights`."""
-        self.forwards += 1
         weights = None if own else self.weights
         steps: tuple[Step, ...] = self.side.run(
             walk_twin, self.parts, weights, patches, {"real": self.real, "columns": self.columns, **options}
         )
         return steps
-
-    @property
-    def num_forwards(self) -> int:
-        """Forwards of the function part so far, with those by which the model was opened."""
-        anatomy = self.opened.holdings.anatomy
-        is_fused = any(len(p.roles) > 1 for branch in anatomy.branches for p in branch.projections)
-        return self.forwards + 1 + is_fused
 
     def site(self, step: Step | None) -> str | None:
         """Name of the place of a step; None without one."""
@@ -101,9 +92,8 @@ def _walker(
     """A walker, whose model is read again where its batch had tokens of another number."""
     own = {role: tensor.shape for role, tensor in opened.parts.items()}
     is_other = any(own.get(role, tensor.shape) != tensor.shape for role, tensor in parts.items())
-    if not is_other:
-        return Walker(side, opened, parts, real, columns)
-    return Walker(side, side.run(reopen_twin, opened, parts), parts, real, columns, forwards=1)
+    read = side.run(reopen_twin, opened, parts) if is_other else opened
+    return Walker(side, read, parts, real, columns)
 
 
 def _largest_id(parts: Mapping[str, Tensor]) -> int:
