@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Set `fresh`: published models, ports and refactorings, with one or two planted mistakes each."""
 
 from benchmarks.diff_fresh_configurations import configurations
 from benchmarks.diff_fresh_mistakes import OTHERS, ROWS, TWO

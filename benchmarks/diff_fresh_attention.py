@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Options of a decoder, its norms, and attention in three styles: fused, by kernels, and written out."""
 
 import math
 from collections.abc import Mapping

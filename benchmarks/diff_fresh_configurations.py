@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Published models against themselves with one changed option and the same weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Published encoders, image classifiers and translators, and their weights for `diff_fresh_ports`."""
 
 from collections.abc import Mapping
 from typing import Any

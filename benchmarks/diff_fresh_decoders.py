@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Decoders in three styles, with the attention of `diff_fresh_attention`."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Published encoders, image classifiers and translators beside their ports, with their places by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

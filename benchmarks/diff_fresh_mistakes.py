@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Mistakes in ports of published decoders, most of them reported in public, with the report's address."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Own decoders with planted mistakes: refactorings with fresh weights, starts and recipes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

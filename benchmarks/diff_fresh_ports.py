@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Ports of published encoders, image classifiers and translators, as a user writes them."""
 
 import math
 from collections.abc import Callable

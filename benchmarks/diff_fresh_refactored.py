@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Parts and whole decoders rewritten in other ways, which compute the same."""
 
 from collections.abc import Callable
 from dataclasses import replace

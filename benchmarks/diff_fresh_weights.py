@@ -1,4 +1,4 @@
-"""Pairs of one model that other people would write in another way; nothing may be reported."""
+"""Weights of a decoder, and their names and layouts in each style."""
 
 import torch
 from torch import Tensor
