@@ -87,6 +87,6 @@ def _digest(value: Value) -> Hashable:
     data = value.data.detach()
     try:
         numbers = data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except (RuntimeError, TypeError):  # sparse and quantised tensors
+    except (RuntimeError, TypeError):  # a sparse or quantised tensor counts as unlike all others
         return value.index
     return str(data.dtype), hashlib.blake2b(numbers.tobytes()).digest()

@@ -104,5 +104,5 @@ def _base(z: Tensor, number: int) -> Facts:
 
 
 def _rounded(number: float) -> float:
-    """Six digits: the base comes from angles in float32 in some models."""
+    """The number to four digits: the base comes from angles in float32 in some models."""
     return float(f"{number:.4g}")

@@ -150,7 +150,7 @@ def _require_no_folder(given: str) -> None:
 
 def _is_ours(config: Path) -> bool:
     """Whether `normscope.nn.save_model` wrote the folder of `config`."""
-    with suppress(OSError, UnicodeDecodeError):
+    with suppress(OSError, UnicodeDecodeError):  # such a file is none of ours; the loader will say why
         return '"normscope.model/' in config.read_text(encoding="utf-8")
     return False
 
