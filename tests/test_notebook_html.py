@@ -11,13 +11,14 @@ import pytest
 
 import normscope
 from normscope.anatomy import Anatomy
+from normscope.compare.words import clean
 from normscope.maps import Record, Store
 from normscope.notebook import fragment, tag
 from normscope.report import Report
 
 for room in ("compare", "report", "maps"):  # their made-up comparisons, reports and maps
     sys.path.insert(0, str(Path(__file__).parent / room))
-from handmade import many, one, same  # noqa: E402
+from handmade import everything, hostile, many, not_all, one, same  # noqa: E402
 from handmade_reports import report, stack  # noqa: E402
 from small_maps import made_up, small_grid  # noqa: E402
 
@@ -117,8 +118,37 @@ def test_a_comparison_shows_its_verdict_and_its_differences() -> None:
     for each in one().differences:
         assert each.name in text
         assert each.message.rstrip(".") in text or str(each.a) in text
+    assert "block 0 (transformer.h.0.attn in A, model.layers.0.self_attn in B), because the norms add" in text
+    row = "blocks 0–31e-051e-06The norms add ε = 1e-05 to the variance in A and 1e-06 in B."
+    assert f"structure: 1 differencedifferenceplaceABnorm-eps{row}" in text
+    assert f"function: 1 differencedifferenceplaceABnorm-epsconfirmed{row}" in text
+    assert text.endswith("verdict: not compared: it takes a check of both models: --check runs them.")
+
+
+def test_a_comparison_says_what_was_not_compared_and_its_notes() -> None:
+    text = Reader(everything()._repr_html_()).text
+    assert text.endswith(
+        "start: compared partly: 2 of 74 parameters have no partner."
+        "A: sequences are shortened to 32 tokens, the context of the model."
+    )
+    assert "tied-headthe whole modelthe embedding'sits ownnormblocks" in text, "no sentence twice"
+    assert Reader(not_all()._repr_html_()).text.startswith("No difference was found a.json · b.json")
     assert Reader(same()._repr_html_()).text.startswith("The same model")
-    assert "200 differences, the first 12" in Reader(many()._repr_html_()).text
+
+
+def test_a_comparison_lists_the_first_differences_of_a_part() -> None:
+    read = Reader(many()._repr_html_())
+    assert "200 differences, the first 12" in read.text
+    numbers = [len(many().of(each.part)) for each in many().parts]
+    assert read.tags.count("tr") == sum(1 + min(12, number) for number in numbers if number)
+
+
+def test_every_text_of_a_comparison_is_escaped() -> None:
+    read = Reader(hostile()._repr_html_())
+    assert "script" not in read.tags
+    shown = clean(hostile())
+    for text in (shown.a, shown.notes[0], shown.differences[0].message):
+        assert text[:20] in read.text
 
 
 def test_a_prompt_shows_a_line() -> None:
