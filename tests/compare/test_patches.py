@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Site, capture, measuring, read_anatomy
 from normscope.compare.layout import Layout
-from normscope.compare.patches import Formula, patched, tensors_at
+from normscope.compare.patched_ops import Formula
+from normscope.compare.patches import patched, tensors_at
 from normscope.compare.types import Patch
 from normscope.subjects import Subject, make_subject
 

@@ -37,6 +37,12 @@ class Layout:
             return tensor
         return tensor.reshape(self.factors).permute(self.order).reshape(self.merged)
 
+    def undo(self, tensor: Tensor) -> Tensor:
+        """The tensor whose common form is `tensor`."""
+        permuted = tensor.reshape([self.factors[i] for i in self.order])
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return permuted.permute(inverse).reshape(self.shape)
+
 
 def tokens_first(value: Value) -> Layout:
     """(B, T, D) of a tensor of the stream or of a projection."""

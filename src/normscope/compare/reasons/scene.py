@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.anatomy import Branch, Norm, Site
 from normscope.compare.formulas import MASKED
 from normscope.compare.layout import Layout
-from normscope.compare.patches import Formula
+from normscope.compare.patched_ops import Formula
 from normscope.compare.types import Patch
 
 FITS = 1e-6

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from normscope.anatomy import Site
-from normscope.compare.patches import Formula, tensors_at
+from normscope.compare.patched_ops import Formula
+from normscope.compare.patches import tensors_at
 from normscope.compare.reasons import (
     activation,
     ends,
