@@ -58,7 +58,8 @@ def made(kind: str, name: str, folder: Path) -> object:
     if kind == "anatomy":
         return Anatomy((stack(3, name=name),), unread=(name,))
     if kind == "diff":
-        return dataclasses.replace(one(), a=name, notes=(name,))
+        differences = [dataclasses.replace(each, name=name) for each in one().differences]
+        return dataclasses.replace(one(), a=name, notes=(name,), differences=tuple(differences))
     return map_of(folder, name)
 
 

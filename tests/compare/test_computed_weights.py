@@ -164,12 +164,11 @@ def test_a_merged_weight_hides_no_other_difference(name: str, order: int) -> Non
     )
 
 
-def test_weights_of_B_that_are_computed_are_noted() -> None:
-    notes = compared(Model(), changed("weight_norm")).notes
-    assert any("B computes these weights" in note and "h.0.mlp.0.weight" in note for note in notes)
-    assert not any(
-        "B computes these weights" in note for note in compared(changed("weight_norm"), Model()).notes
-    )
+@pytest.mark.parametrize("name", ["weight_norm", "the old weight_norm"])
+def test_weights_of_B_that_are_computed_are_noted(name: str) -> None:
+    notes = compared(Model(), changed(name)).notes
+    assert any(n.startswith("B computes these weights") and n.endswith(": h.0.mlp.0.weight.") for n in notes)
+    assert not any("B computes these weights" in note for note in compared(changed(name), Model()).notes)
 
 
 def test_two_that_compute_a_weight_from_the_same_parameters_in_other_ways_differ() -> None:

@@ -15,9 +15,9 @@ IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
 END = ": a checkpoint of A that is loaded by names would compute something else in B."
 
 
-def notes(a: nn.Module, b: nn.Module) -> list[str]:
+def notes(a: nn.Module, b: nn.Module, **options: Any) -> list[str]:
     """The notes of two models with fresh weights that compute the same function."""
-    found = normscope.diff(a, b, batch=IDS, parts="function", reraise=True)
+    found = normscope.diff(a, b, batch=IDS, parts="function", reraise=True, **options)
     assert found.differences == ()
     return [note.removesuffix(END) for note in found.notes if note.endswith(END)]
 
@@ -128,3 +128,36 @@ def test_nothing_is_noted_where_the_names_are_others() -> None:
     ours = "nn:decoder,scheme=gpt2,depth=2,width=32,heads=4,tie=true,activation=gelu-tanh"
     found = normscope.diff("hf:gpt2,n_layer=2,n_embd=32,n_head=4,vocab_size=256", ours, parts="function")
     assert not any(note.endswith(END) for note in found.notes)
+
+
+class Renamed(reimplemented.NanoGPT):
+    """Most of its names are others: `blocks` for `h`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = self._modules.pop("h")
+
+    @property
+    def h(self) -> nn.Module:
+        return self.blocks
+
+
+def test_nothing_is_noted_where_most_names_are_others() -> None:
+    a, b, renamed = reimplemented.NanoGPT(), reimplemented.NanoGPT(), Renamed()
+    for model in (b, renamed):
+        model.ln_f.__class__ = OneMore
+        model.ln_f.weight.data.zero_()
+    assert notes(a, b) == ["B needs A's ln_f.weight minus 1"]
+    assert notes(a, renamed) == []
+
+
+def test_nothing_is_noted_of_a_weight_that_the_user_mapped() -> None:
+    a, b = reimplemented.Meta(), reimplemented.Meta()
+    _swapped(b)
+    given = {
+        f"layers.0.{one}.weight": f"layers.0.{other}.weight" for one, other in (("w1", "w3"), ("w3", "w1"))
+    }
+    assert notes(a, b, map=given) == [
+        "B uses layers.1.w1.weight as A uses w3.weight",
+        "B uses layers.1.w3.weight as A uses w1.weight",
+    ]
