@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import normscope
+from normscope.compare.formulas import hide
+from normscope.compare.reasons.scene import real_rows
 from normscope.compare.types import Difference, Part
 from normscope.subjects import make_subject
 
@@ -145,3 +147,27 @@ def test_what_queries_of_padding_see_is_no_difference() -> None:
     a, b = Own(causal=True, hidden=-torch.inf), Own(causal=True, activation="relu")
     found = normscope.diff(*(make_subject(each, inputs) for each in (a, b)), parts="function", reraise=True)
     assert [each.name for each in found.of(Part.FUNCTION)] == ["activation"]
+
+
+REAL = torch.tensor([[True, True, False], [False, True, True]])
+
+
+def test_rows_of_padding_are_left_out_in_every_layout() -> None:
+    by_token = torch.randn(2, 3, 5)
+    by_head = torch.randn(2, 4, 3, 5)
+    rows = [(b, t) for b in range(2) for t in range(3) if REAL[b, t]]
+    tokens = torch.stack([by_token[b, t] for b, t in rows])
+    assert torch.equal(real_rows(by_token, REAL), tokens)
+    assert torch.equal(real_rows(by_token.flatten(0, 1), REAL), tokens)
+    assert torch.equal(real_rows(by_head, REAL), torch.stack([by_head[b, :, t] for b, t in rows]))
+    for other in (torch.randn(3, 5), torch.randn(2, 4, 6, 5)):
+        assert real_rows(other, REAL) is other
+    assert real_rows(by_token, None) is by_token
+
+
+def test_a_query_that_sees_no_key_mixes_all_values_alike() -> None:
+    visible = torch.ones(4, 4, dtype=torch.bool).tril()
+    visible[0] = False
+    weights = hide(torch.randn(1, 2, 4, 4, dtype=torch.float64), visible=visible).softmax(-1)
+    assert torch.equal(weights[:, :, 0], torch.full((1, 2, 4), 0.25, dtype=torch.float64))
+    assert not weights[..., 1:, :][..., ~visible[1:]].any()
