@@ -23,6 +23,8 @@ CHECKED = [
     "DINOv2, port: layer scale at layers",
     "Marian, port: embedding scale at first",
     "recipe: norms decay after a refactoring",
+    "start: truncated",
+    "start: drawn by the library",
     "GPT-NeoX, fused: parity",
     "ModernBERT, port: parity",
     "BART, port: parity",
@@ -58,6 +60,9 @@ def test_a_plant_without_effect_is_found() -> None:
     assert not is_right(replace(planted, truths=()))[0]
     recipe = PLANTED["recipe: clipping lost"]
     assert not is_right(replace(recipe, b=recipe.a))[0]
+    start = PLANTED["start: queries scaled as well"]
+    assert not is_right(replace(start, b=start.a))[0]
+    assert not is_right(replace(start, truths=()))[0]
 
 
 def test_the_check_leaves_the_default_type_as_it_was() -> None:
