@@ -90,7 +90,7 @@ def _names(ours: Mapping[str, tuple[Places]], **theirs: Places) -> dict[str, tup
     return {name: (places, ours[name][0]) for name, places in theirs.items()}
 
 
-def _side(side: str, kind: str) -> dict[str, tuple[Places, Places]]:
+def _side(side: str) -> dict[str, tuple[Places, Places]]:
     """Places of a translator's encoder or decoder; those of the decoder are "d-attention" and so on."""
     old, new, head = f"model.{side}.layers.*", f"{side}.*", "d-" if side == "decoder" else ""
     made: dict[str, tuple[Places, Places]] = {
@@ -112,7 +112,7 @@ def _side(side: str, kind: str) -> dict[str, tuple[Places, Places]]:
 
 
 def _translators(kind: str, form: Form) -> Family:
-    names = _side("encoder", kind) | _side("decoder", kind)
+    names = _side("encoder") | _side("decoder")
     starts = [
         f"model.{s}.{n}" for s in ("encoder", "decoder") for n in ("embed_positions", "layernorm_embedding")
     ]

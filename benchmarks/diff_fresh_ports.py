@@ -57,7 +57,6 @@ class Form:
     logit_bias: bool = True
     causal: bool = True
     final: bool = True
-    cross_before: bool | None = None
 
 
 class Reader(nn.Module):

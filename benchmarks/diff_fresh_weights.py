@@ -16,18 +16,18 @@ def pack(canon: Canon, opt: Opt, style: str) -> dict[str, Tensor]:
     made["unembed" if flax else "lm_head.weight"] = canon["head"].T if flax else canon["head"]
     if "head.b" in canon:
         made["unembed_bias" if flax else "lm_head.bias"] = canon["head.b"]
-    made |= _norm(canon, "final", "ln_f", style) | _norm(canon, "emb_norm", "emb_norm", style)
+    made |= _norm(canon, "final", "ln_f") | _norm(canon, "emb_norm", "emb_norm")
     for i in range(opt.depth):
         own = {k.partition(".")[2]: v for k, v in canon.items() if k.startswith(f"{i}.")}
         layer = _LAYERS[style](own, opt)
         names = STYLES[style][2]
-        layer |= _norm(own, "n1", names[0], style) | _norm(own, "n2", names[2], style)
+        layer |= _norm(own, "n1", names[0]) | _norm(own, "n2", names[2])
         prefix = {"fused": f"h.{i}", "einsum": f"layer_{i}", "split": f"blocks.{i}"}[style]
         made |= {f"{prefix}.{name}": value for name, value in layer.items()}
     return made
 
 
-def _norm(canon: Canon, role: str, name: str, style: str) -> dict[str, Tensor]:
+def _norm(canon: Canon, role: str, name: str) -> dict[str, Tensor]:
     """A norm under both of the names that it may have."""
     made: dict[str, Tensor] = {}
     for end, ours in (("w", ("weight", "scale")), ("b", ("bias", "shift"))):

@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-Handler = Callable[[int, FrameType | None], Any]
 _PAUSE = 0.02
 """Seconds until a KeyboardInterrupt that a destructor dropped is raised again, when it has returned."""
 

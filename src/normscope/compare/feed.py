@@ -36,7 +36,6 @@ _NAMED = {
     "positions": ("position_ids", "positions", "pos"),
     "types": ("token_type_ids", "segment_ids", "types"),
 }
-_IGNORABLE = {"mask", "decoder mask", "positions", "types"}
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
-        for group in alike(changes(own, self.one.opened.holdings, holdings, _head_widths(holdings, steps_b))):
+        for group in alike(changes(own, self.one.opened.holdings, holdings, _head_widths(steps_b))):
             self._add(self.wording.changed(group), group[0].at)
         self.stood = found
         return None
@@ -374,7 +374,7 @@ def _is_entry(scene: Scene, name: str) -> bool:
     )
 
 
-def _head_widths(holdings: Holdings, steps: Sequence[Step]) -> dict[tuple[int, int, int], int]:
+def _head_widths(steps: Sequence[Step]) -> dict[tuple[int, int, int], int]:
     """Width of the heads of each attention."""
     operands = [step for step in steps if step.key[3] == "query" and step.value is not None]
     return {step.key[:3]: step.value.shape[-1] for step in operands if step.value is not None}

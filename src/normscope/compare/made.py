@@ -112,7 +112,7 @@ def _name(leaves: Iterable[Value], kinds: Mapping[str, str]) -> str:
     return f"{names[0]} with {' and '.join(names[1:])}" if names[1:] else f"{names[0]} as computed"
 
 
-def values_of(made: Iterable[Made], graph: Graph, own: Callable[[str], Tensor]) -> dict[str, Tensor]:
+def values_of(made: Iterable[Made], own: Callable[[str], Tensor]) -> dict[str, Tensor]:
     """Computed weights by name, for values of parameters and buffers; without those that cannot be told."""
     found: dict[str, Tensor] = {}
     for each in made:

@@ -179,16 +179,16 @@ def _differences(kind: str, role: str, groups: Sequence[_Group]) -> list[Differe
     scales = _scales_apart([g for g in rest if not (g.a.is_constant or g.b.is_constant)])
     found = []
     if laws:
-        found.append(_difference("init-law", laws, law_of, f"The law of {what} is", what))
+        found.append(_difference("init-law", laws, law_of, f"The law of {what} is"))
     if means:
-        found.append(_difference("init-mean", means, _mean_of, f"The mean of {what} is", what))
+        found.append(_difference("init-mean", means, _mean_of, f"The mean of {what} is"))
     if zeros:
         rows = f"The number of rows of zeros in {what} is"
-        found.append(_difference("init-zeros", zeros, lambda draw: draw.zero_rows, rows, what))
+        found.append(_difference("init-zeros", zeros, lambda draw: draw.zero_rows, rows))
     if scales:
         name = "init-scale" if _is_one_ratio(scales) else "init-depth"
         said = f"The standard deviation of {what} is"
-        found.append(_difference(name, scales, lambda draw: draw.deviation, said, what))
+        found.append(_difference(name, scales, lambda draw: draw.deviation, said))
     return found
 
 
@@ -346,7 +346,7 @@ def _is_one_ratio(groups: Sequence[_Group]) -> bool:
 
 
 def _difference(
-    name: str, groups: Sequence[_Group], value: Callable[[Draw], Any], beginning: str, what: str
+    name: str, groups: Sequence[_Group], value: Callable[[Draw], Any], beginning: str
 ) -> Difference:
     values = [[value(draw) for draw in side] for side in ([g.a for g in groups], [g.b for g in groups])]
     a, b = (_common(each) for each in values)

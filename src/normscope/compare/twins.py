@@ -133,7 +133,7 @@ def values_made(subject: Subject, anatomy: Anatomy, values: Mapping[str, Tensor]
     twin = _OPEN[id(anatomy)][2]
     assert twin is not None
     made = made_in(twin.graph, twin.model)
-    return values_of(made, twin.graph, lambda name: values.get(name, twin.own(name)))
+    return values_of(made, lambda name: values.get(name, twin.own(name)))
 
 
 def without_constants(holdings: Holdings) -> Holdings:

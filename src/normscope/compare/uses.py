@@ -37,7 +37,7 @@ class Uses:
         self._read_anatomy()
         self.inside = dict(self._norm_ops())
         self.made = made_in(self.graph, twin.model)
-        self.computed = values_of(self.made, self.graph, twin.own)
+        self.computed = values_of(self.made, twin.own)
         self.names = {value: each.name for each in self.made for value in each.values}
         self.raw = {each.name: each.raw for each in self.made if each.raw is not None}
         self.fused = self._fused()

@@ -155,7 +155,3 @@ def _constant(x: Tensor, kind: str, eps: float, what: str) -> Tensor:
     centre = x.mean(-1, keepdim=True) if kind == "layernorm" else torch.zeros_like(x[..., :1])
     size = torch.sqrt((x - centre).square().mean(-1, keepdim=True) + eps).detach()
     return (x - (centre.detach() if what == "both" else centre)) / size
-
-
-def _flows(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool(gradient.any())
