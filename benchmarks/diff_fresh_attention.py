@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Canon = dict[str, Tensor]
-
-
 ACTS = {
     "gelu": F.gelu,
     "tanh": lambda x: F.gelu(x, approximate="tanh"),

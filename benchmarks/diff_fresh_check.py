@@ -7,7 +7,7 @@ conversion gives to both. Casts to float32 give float64 here, so that two ways t
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -150,20 +150,20 @@ def is_right(case: Case) -> tuple[bool, float]:
     return (found > 1e-6) if planted else (found < 1e-9), found
 
 
-def main() -> None:
-    """Print each case that is wrong, and the counts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def check(cases: Iterable[Case], judge: Callable[[Case], tuple[bool, float]]) -> None:
+    """Print each case of a set, with its judgement by `judge` and its difference, and the counts."""
+    parser = argparse.ArgumentParser(description="Check the truth of a set of pairs without normscope diff.")
     parser.add_argument("--only", default="", help="part of the names of cases")
     only = parser.parse_args().only
     torch.set_num_threads(1)
     wrong = 0
-    chosen = [case for case in (*diff_fresh.cases(), *diff_fresh_same.cases()) if only in case.name]
+    chosen = [case for case in cases if only in case.name]
     for case in chosen:
-        right, size = is_right(case)
+        right, size = judge(case)
         wrong += not right
         print(f"{'right' if right else 'WRONG'}  {size:.1e}  {case.name}", flush=True)
     print(f"{len(chosen)} cases, {wrong} wrong")
 
 
 if __name__ == "__main__":
-    main()
+    check([*diff_fresh.cases(), *diff_fresh_same.cases()], is_right)

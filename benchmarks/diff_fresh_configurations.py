@@ -45,8 +45,6 @@ def _paths(**paths: tuple[str, ...]) -> Callable[[str], Places]:
 
 
 _LAYER = "model.layers.*"
-
-
 _LIKE_LLAMA = _paths(
     attention=(f"{_LAYER}.self_attn", f"{_LAYER}.input_layernorm", f"{_LAYER}.post_attention_layernorm"),
     mlp=(f"{_LAYER}.mlp", f"{_LAYER}.post_attention_layernorm", f"{_LAYER}.pre_feedforward_layernorm",
@@ -54,20 +52,10 @@ _LIKE_LLAMA = _paths(
     first=("model.embed_tokens",),
     last=("model.norm", "lm_head"),
 )  # fmt: skip
-
-
 _LIKE_BERT = "{}.encoder.layer.*"
-
-
 _SIZES: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-
-
 _SIZES |= {"intermediate_size": 72, "vocab_size": 131, "max_position_embeddings": 96}
-
-
 _KV = _SIZES | {"num_key_value_heads": 2}
-
-
 _NONE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 

@@ -127,24 +127,18 @@ def _translators(kind: str, form: Form) -> Family:
 
 
 _ROBERTA, _BLOCK = "roberta.encoder.layer.*", "blocks.*"
-
-
 _VISION = {
     "attention": ((f"{_BLOCK}.attn", f"{_BLOCK}.norm1", f"{_BLOCK}.ls1", _BLOCK),),
     "mlp": ((f"{_BLOCK}.mlp", f"{_BLOCK}.norm2", f"{_BLOCK}.ls2", _BLOCK),),
     "first": (("patch_embed", "cls_token", "dist_token", "pos_embed"),),
     "last": (("norm", "head"),),
 }
-
-
 _MODERN = {
     "attention": (("layers.*.attention", "layers.*.pre_attn", "layers.*"),),
     "mlp": (("layers.*.ffn", "layers.*.pre_ffn", "layers.*"),),
     "first": (("emb", "emb_norm"),),
     "last": (("out_norm", "cls_dense", "cls_norm", "cls_out"),),
 }
-
-
 FAMILIES: dict[str, Family] = {
     "RoBERTa": Family(
         roberta,
@@ -232,6 +226,4 @@ FAMILIES: dict[str, Family] = {
         "pegasus", Form(36, 3, 4, 54, 75, act="relu", sines=True, emb=6.0, emb_norm=False, before=True)
     ),
 }
-
-
 """Encoders, image models and translators by name."""

@@ -16,23 +16,11 @@ from benchmarks.diff_fresh_planting import (
 )
 
 M = Mistake
-
-
 Row = tuple[str, str, tuple[Mistake, ...]]
-
-
 FULL = M("rotary width", "all attention", {"turned": 12}, None, "ml-explore/mlx-lm/pull/1698")
-
-
 HALVES = M("rotary layout", "all attention", {"pairs": False}, None, "ggml-org/llama.cpp/pull/6033")
-
-
 NO_BIAS = M("bias", "all attention", {"qkv_bias": False}, None, "sbryngelson/ANEForge/pull/253")
-
-
 BASE = M("rotary base", "all attention", {"base": 1e4}, None, "lyogavin/airllm/pull/369")
-
-
 ROWS: list[Row] = [
     ("GPT-NeoX", "fused", (M("parallel", "layers", {"parallel": False}, None, "ggml-org/ggml/pull/139"),)),
     (
@@ -264,11 +252,7 @@ ROWS: list[Row] = [
     ("Phi-3", "einsum", (M("order of q, k, v", "attention 0", {}, swap("0.k", "0.v")),)),
     ("Phi-3", "split", (M("gate and up", "mlp 1", {}, swap("1.gate", "1.up")),)),
 ]
-
-
 """Published decoders, styles of ports and one mistake each."""
-
-
 TWO: list[Row] = [
     (
         "Granite",
@@ -315,14 +299,8 @@ TWO: list[Row] = [
         (M("attention scale", "attention 0", {"scale": None}), M("bias", "mlp 3", {"mlp_bias": False})),
     ),
 ]
-
-
 """Decoders with two mistakes, in the order of the forward pass."""
-
-
 HALF_SPAN = M("window", "attention 1, attention 2", {"spans": (None, 12, 12, None)})
-
-
 OTHERS: list[tuple[str, tuple[Mistake, ...]]] = [
     ("RoBERTa", (M("positions", "first", {"pad": None}, None, "sbryngelson/ANEForge/pull/257"),)),
     ("RoBERTa", (M("ε", "everywhere", {"eps": 1e-12}, None, "huggingface/transformers/pull/585"),)),
@@ -378,6 +356,4 @@ OTHERS: list[tuple[str, tuple[Mistake, ...]]] = [
     ("Pegasus", (M("embedding scale", "first", {"emb": 1.0}), M("final norm", "last", {"final": False}))),
     ("DINOv2", (M("layer scale", "layers", {"soft": False}), M("final norm", "last", {"final": False}))),
 ]
-
-
 """Encoders, image models and translators, with one mistake or two."""

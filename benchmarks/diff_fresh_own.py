@@ -18,11 +18,7 @@ from benchmarks.diff_plants import Case, Truth
 from normscope import Run
 
 FRESH = Opt(40, 3, 4, 2, 10, 72, 256, turned=10, eps=1e-5)
-
-
 PLAIN = Opt(48, 4, 6, 6, 8, 88, 256, norm="ln", norm_bias=True, eps=1e-5, gated=False, act="gelu")
-
-
 PLAIN = replace(PLAIN, table=0, tied=True, qkv_bias=True, o_bias=True, mlp_bias=True)
 
 

@@ -19,8 +19,6 @@ from benchmarks.diff_kinds import KINDS
 from benchmarks.diff_plants import Case, Truth
 
 SEED = 41
-
-
 GITHUB = "https://github.com/"
 
 
@@ -85,6 +83,16 @@ def own_places(style: str) -> Callable[[str], Places]:
     return places
 
 
+def label(mistakes: tuple[Mistake, ...]) -> str:
+    """Part of a case's name: the kinds and their places."""
+    return " + ".join(f"{each.kind} at {each.where}" for each in mistakes) or "parity"
+
+
+def changes_of(mistakes: tuple[Mistake, ...]) -> Callable[[Any], None] | None:
+    """All changes of the converted weights; None without any."""
+    return all_of([each.weights for each in mistakes if each.weights])
+
+
 def options_of(mistakes: tuple[Mistake, ...]) -> dict[str, Any]:
     """Changed options, in a layer where the mistake is in one."""
     made: dict[str, Any] = {}
@@ -124,21 +132,18 @@ def ported(name: str, style: str, seed: int, opt: Opt, change: Callable[[Any], N
 def port(name: str, style: str, *mistakes: Mistake, seed: int = SEED) -> Case:
     """A published decoder against its port with mistakes."""
     model, ours = published(name), own_places(style)
-    label = " + ".join(f"{m.kind} at {m.where}" for m in mistakes) or "parity"
     truths = [truth(m, model.opt.depth, lambda w: (model.places(w), ours(w))) for m in mistakes]
-    change = all_of([m.weights for m in mistakes if m.weights])
-    b = partial(ported, name, style, seed, merged(model.opt, mistakes), change)
-    return Case(f"{name}, {style}: {label}", name, builder(name, seed), b, tuple(truths))
+    b = partial(ported, name, style, seed, merged(model.opt, mistakes), changes_of(mistakes))
+    return Case(f"{name}, {style}: {label(mistakes)}", name, builder(name, seed), b, tuple(truths))
 
 
 def other(name: str, *mistakes: Mistake, seed: int = SEED) -> Case:
     """A published encoder, image model or translator against its port with mistakes."""
     family = FAMILIES[name]
-    label = " + ".join(f"{m.kind} at {m.where}" for m in mistakes) or "parity"
     truths = tuple(truth(m, family.form.depth, family.places) for m in mistakes)
     changes = {k: v for m in mistakes for k, v in m.options.items()}
-    b = partial(family.ported, seed, all_of([m.weights for m in mistakes if m.weights]), **changes)
-    return Case(f"{name}, port: {label}", name, partial(family.given, seed), b, truths)
+    b = partial(family.ported, seed, changes_of(mistakes), **changes)
+    return Case(f"{name}, port: {label(mistakes)}", name, partial(family.given, seed), b, truths)
 
 
 def all_of(changes: list[Callable[[Any], None]]) -> Callable[[Any], None] | None:

@@ -52,9 +52,13 @@ class Published:
         """The model with weights of a file; changes of its configuration leave the weights as they are."""
         return loaded(self.make(**changes), weights_of(self.make, seed))
 
+    def state(self, seed: int) -> Canon:
+        """The weights of the file by their names there, matrices (out, in)."""
+        return weights_of(self.make, seed)
+
     def canon(self, seed: int) -> Canon:
         """The weights of the file."""
-        state = weights_of(self.make, seed)
+        state = self.state(seed)
         made: Canon = {}
         for role, path in (self.ends or ENDS).items():
             made |= _taken(state, path, role)

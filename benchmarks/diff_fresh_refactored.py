@@ -15,8 +15,6 @@ from benchmarks.diff_fresh_own import FRESH
 from benchmarks.diff_fresh_ports import Form, Reader, ReaderLayer
 
 State = dict[str, Tensor]
-
-
 Move = Callable[[State], State]
 
 

@@ -117,8 +117,6 @@ def _paired(canon: Canon, opt: Opt) -> Canon:
 
 
 Made = tuple[Callable[[], nn.Module], Callable[[Canon], State]]
-
-
 """A function that builds a model, and its weights from those that both sides hold."""
 
 
@@ -138,23 +136,11 @@ def edited(opt: Opt, edit: Callable[[nn.Module], None], move: Move | None = None
 
 
 NEOX = replace(PLAIN, table=None, turned=4, parallel=True, tied=False, size=8, act="tanh")
-
-
 MUP = replace(FRESH, emb=6.0, branch=0.3, scale=0.02, logits=0.125)
-
-
 ALIBI = replace(PLAIN, table=None, slopes="closest", emb_norm=True)
-
-
 LATE = replace(FRESH, qk="head", window=14, tied=True)
-
-
 WIDE = replace(FRESH, width=96, depth=2, heads=6, kv=2, size=22, turned=22, hidden=64, vocab=500)
-
-
 DEEP = replace(FRESH, width=24, depth=8, heads=2, kv=1, size=14, turned=14, hidden=36, vocab=50)
-
-
 READER = Form(36, 2, 3, 50, 256, act="gelu")
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.diff_fresh_attention import Canon
-from benchmarks.diff_fresh_planting import Mistake, all_of, at, options_of, swap, truth
+from benchmarks.diff_fresh_planting import Mistake, at, changes_of, label, options_of, swap, truth
 from benchmarks.diff_new_parts import Spec, Style
 from benchmarks.diff_new_published import published
 from benchmarks.diff_new_same import (
@@ -185,20 +185,15 @@ def truths(mistakes: tuple[Mistake, ...], depth: int, a: Any, b: Any) -> tuple[T
     return tuple(truth(each, depth, lambda where: (a(where), b(where))) for each in mistakes)
 
 
-def label(mistakes: tuple[Mistake, ...]) -> str:
-    return " + ".join(f"{each.kind} at {each.where}" for each in mistakes)
-
-
 def own() -> Iterator[Case]:
     """Models of one's own."""
     for row in ROWS:
         opt, wrong = row.opt, changed(row.opt, row.mistakes)
         places = (row.a(opt).places, row.b(wrong).places)
-        change = all_of([each.weights for each in row.mistakes if each.weights])
         if row.fresh:
             a, b = partial(built, row.a, opt), partial(built, row.b, wrong)
         else:
-            a, b = partial(held, row.a, opt), partial(held, row.b, wrong, opt, change)
+            a, b = partial(held, row.a, opt), partial(held, row.b, wrong, opt, changes_of(row.mistakes))
         name = f"{'fresh' if row.fresh else 'held'}: {label(row.mistakes)}"
         yield Case(name, "own", a, b, truths(row.mistakes, opt.depth, *places))
 
@@ -216,11 +211,8 @@ def ports() -> Iterator[Case]:
 
 def translators() -> Iterator[Case]:
     """Encoders with decoders."""
-    names = [f"decoder.{i}.self_attn" for i in range(BOTH.depth)]
-    names = [f"decoder.{i}" for i in range(BOTH.depth)] if False else names
-    sites = tuple(
-        ((n, n.replace("self_attn", "ln_self")), (n, n.replace("self_attn", "ln_self"))) for n in names
-    )
+    places = [(f"decoder.{i}.self_attn", f"decoder.{i}.ln_self") for i in range(BOTH.depth)]
+    sites = tuple((each, each) for each in places)
     a = partial(translator, Style(proj="fused"), fresh=False)
     b = partial(translator, Style(proj="heads", norm="moments"), fresh=False, causal=False)
     yield Case("held: translator, causal mask", "translator", a, b, (Truth("causal mask", sites),))

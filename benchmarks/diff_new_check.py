@@ -6,13 +6,12 @@ Both sides are built and run in float64. Where a pair is fresh, both get the sam
 conversions.
 """
 
-import argparse
 from typing import Any
 
 import torch
 
 from benchmarks import diff_new, diff_new_same
-from benchmarks.diff_fresh_check import exact, output
+from benchmarks.diff_fresh_check import check, exact, output
 from benchmarks.diff_fresh_weights import canon_of
 from benchmarks.diff_kinds import KINDS
 from benchmarks.diff_new_models import Raw, Torch, Translator
@@ -79,20 +78,5 @@ def is_right(case: Case) -> tuple[bool, float]:
     return size < 1e-9, size
 
 
-def main() -> None:
-    """Print each case that is wrong, and the counts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="part of the names of cases")
-    only = parser.parse_args().only
-    torch.set_num_threads(1)
-    wrong = 0
-    chosen = [case for case in (*diff_new.cases(), *diff_new_same.cases()) if only in case.name]
-    for case in chosen:
-        right, size = is_right(case)
-        wrong += not right
-        print(f"{'right' if right else 'WRONG'}  {size:.1e}  {case.name}", flush=True)
-    print(f"{len(chosen)} cases, {wrong} wrong")
-
-
 if __name__ == "__main__":
-    main()
+    check([*diff_new.cases(), *diff_new_same.cases()], is_right)

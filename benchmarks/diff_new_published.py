@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from benchmarks.diff_fresh_attention import Canon
-from benchmarks.diff_fresh_published import NONE, Published, _split, _taken, loaded, weights_of
+from benchmarks.diff_fresh_published import NONE, Published
 from benchmarks.diff_fresh_types import rope
 from benchmarks.diff_new_parts import Spec
 
@@ -40,26 +40,10 @@ class New(Published):
         made: nn.Module = AutoModelForMaskedLM.from_config(config)
         return made
 
-    def canon(self, seed: int) -> Canon:
-        """The weights of the file, matrices (out, in)."""
-        if not self.kernels:
-            return super().canon(seed)
-        state = weights_of(self.make, seed)
-        names = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-        turned = {k: v.T if k.endswith(names) else v for k, v in state.items()}
-        return _canon(self, turned)
-
-
-def _canon(model: Published, state: Canon) -> Canon:
-    """The roles of a state."""
-    made: Canon = {}
-    for role, path in model.ends.items():
-        made |= _taken(state, path, role)
-    for i in range(model.opt.depth):
-        for role, path in model.roles.items():
-            for key, value in _taken(state, f"{model.prefix.format(i)}.{path}", role).items():
-                made |= {f"{i}.{k}": v for k, v in _split(key, value, model.opt).items()}
-    return made
+    def state(self, seed: int) -> Canon:
+        found = super().state(seed)
+        kernels = ("c_attn.weight", "c_proj.weight", "c_fc.weight") if self.kernels else ()
+        return {k: v.T if k.endswith(kernels) else v for k, v in found.items()}
 
 
 def _relative(kind: str, opt: Spec, masked: bool = False, **more: Any) -> New:
@@ -166,9 +150,3 @@ def published(name: str) -> New:
     if name not in _MADE:
         _MADE[name] = MAKERS[name]()
     return _MADE[name]
-
-
-def given(name: str, seed: int) -> nn.Module:
-    """A published model with the weights of a file."""
-    model = published(name)
-    return loaded(model.make(), weights_of(model.make, seed))

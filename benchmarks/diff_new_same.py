@@ -16,7 +16,7 @@ from benchmarks.diff_fresh_planting import as_pairs
 from benchmarks.diff_fresh_weights import canon_of
 from benchmarks.diff_new_models import Model, Raw, Shared, Torch, Translator
 from benchmarks.diff_new_parts import Spec, Style
-from benchmarks.diff_new_published import MAKERS, given, published
+from benchmarks.diff_new_published import MAKERS, published
 from benchmarks.diff_plants import Case
 
 SEED = 67
@@ -237,8 +237,8 @@ def style_of(name: str) -> Make:
 
 def original(name: str) -> Any:
     """A published model, with its ids."""
-    opt: Any = published(name).opt
-    return given(name, SEED), ids_of(opt)
+    model: Any = published(name)
+    return model.given(SEED), ids_of(model.opt)
 
 
 def both_canon(opt: Spec, draw: Callable[[int], Canon]) -> Canon:
