@@ -31,8 +31,7 @@ from benchmarks.diff_recipes import recipes, same_recipes
 from benchmarks.diff_refactorings import cases, parity
 from benchmarks.diff_starts import GPT, LLAMA, WIDE, same_starts, starts
 from benchmarks.diff_t5 import T5Port
-from benchmarks.monitor_faults import records_of
-from benchmarks.process import wilson
+from benchmarks.process import records_of, wilson
 from normscope import Run
 from normscope.compare.types import Diff
 from normscope.subjects import make_subject

@@ -39,6 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.fault_models import HELD_OUT, SEEN, Task
 from benchmarks.faults import Fault, Switch, draw, first_of, wrong_names
+from benchmarks.process import records_of
 from normscope.monitor import Monitor, RunReader
 from normscope.monitor.row import FIRST_WRONG_VALUE
 
@@ -360,11 +361,6 @@ def _left(file: Path, which: str, seed: int, count: int, loop: str | None) -> li
         r["number"] for r in records_of(file) if (r["set"], r["seed"], r["given_loop"]) == (which, seed, loop)
     }
     return [number for number in range(count) if number not in known]
-
-
-def records_of(file: Path) -> list[dict[str, Any]]:
-    """The records of a file, none if it is not there."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _write(file: Path, record: dict[str, Any]) -> None:

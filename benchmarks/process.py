@@ -55,6 +55,16 @@ def circumstances() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "allocator": allocator}
 
 
+def records_of(file: Path) -> list[dict[str, Any]]:
+    """The records of a file, one line of JSON each; none if it is not there."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def rounded(value: float) -> float | None:
+    """A loss for a record, to four decimals; None if it is not finite."""
+    return round(value, 4) if math.isfinite(value) else None
+
+
 class Seconds(NamedTuple):
     """Wall-clock and processor time of a call, in seconds; other processes affect only the former."""
 

@@ -22,6 +22,7 @@ from benchmarks.predictors.cells import Ladder, read
 from benchmarks.predictors.divergence import CRITERIA
 from benchmarks.predictors.scoring import line, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
+from benchmarks.process import records_of
 
 
 def measured(ladder: str, name: str, setting: Setting) -> dict[str, Any]:
@@ -44,11 +45,6 @@ def _as_json(prediction: Prediction) -> dict[str, Any]:
 
 def _prediction(row: dict[str, Any]) -> Prediction:
     return Prediction(**row | {"scores": tuple(row["scores"]), "cost": Cost(**row["cost"])})
-
-
-def kept(path: Path) -> list[dict[str, Any]]:
-    """The rows in a file of scores; none if there is no file."""
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
 def compared(ladders: list[Ladder], rows: list[dict[str, Any]]) -> str:
@@ -94,7 +90,7 @@ def main() -> None:
     path = options.scores or options.file.with_suffix(".scores.jsonl")
     cheap = [each.__name__ for each in CHEAP]
     names = options.predictor or (cheap if options.cheap else list(PREDICTORS))
-    known = {(row["case"], row["predictor"], tuple(row["rates"])) for row in kept(path)}
+    known = {(row["case"], row["predictor"], tuple(row["rates"])) for row in records_of(path)}
     for ladder in () if options.table else ladders:
         rates = tuple(cell.lr for cell in ladder.cells)
         todo = [name for name in names if (ladder.name, name, rates) not in known]
@@ -105,7 +101,7 @@ def main() -> None:
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(ladder.name, name, row.get("seconds", row.get("not measured")), flush=True)
-    print(compared(ladders, kept(path)))
+    print(compared(ladders, records_of(path)))
 
 
 if __name__ == "__main__":

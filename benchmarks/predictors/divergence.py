@@ -12,7 +12,6 @@ continued.
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.process import records_of, rounded
 from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.train import Recipe, Trial, endless, in_flushed_thread, last_loss, working_copy
@@ -141,17 +141,13 @@ def run(case: Case, replica: int, lr: float, steps: int = STEPS) -> dict[str, An
         "case": case.name,
         "replica": replica,
         "lr": lr,
-        "first": _rounded(losses[0]),
-        "last": None if trial.diverged else _rounded(last_loss(losses)),
-        "largest loss": _rounded(max(losses)),
-        "largest gradient": _rounded(max(norms)),
+        "first": rounded(losses[0]),
+        "last": None if trial.diverged else rounded(last_loss(losses)),
+        "largest loss": rounded(max(losses)),
+        "largest gradient": rounded(max(norms)),
         "steps": trial.step,
         "seconds": round(time.process_time() - started, 2),
     }
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
 
 
 def main() -> None:
@@ -160,8 +156,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = options.file.read_text().splitlines() if options.file.exists() else []
-    known = {(row["case"], row["replica"], row["lr"]) for row in map(json.loads, lines)}
+    known = {(row["case"], row["replica"], row["lr"]) for row in records_of(options.file)}
     for case in CASES:
         for replica in range(REPLICAS) if options.only in case.name else ():
             for lr in RATES:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.entropy import plain
 from normscope.subjects.subject import LOSS_INPUTS
 
 BYTES = 256
@@ -60,9 +61,7 @@ def ids_of(name: str, vocabulary: int) -> np.ndarray:
 
 def entropy_of(ids: np.ndarray) -> float:
     """Entropy of the frequencies of ids (N,), in nats."""
-    counts = np.bincount(ids).astype(float)
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return plain(np.bincount(ids))
 
 
 def windows(ids: np.ndarray, size: int, length: int, seed: int) -> Iterator[Tensor]:

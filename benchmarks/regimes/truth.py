@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.regimes.cases import CASES, RATES, REGIMES, Case
+from benchmarks.process import records_of, rounded
+from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.train import LAST, Recipe, endless, in_flushed_thread, last_loss, many_trials
 
 REPLICAS = 3
@@ -56,9 +58,9 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
             "replica": replica,
             "lr": rate,
             "baseline": round(baseline, 4),
-            "last": _rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
+            "last": rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
-            "curve": [_rounded(sum(losses[i : i + _EVERY]) / _EVERY) for i in range(0, len(losses), _EVERY)],
+            "curve": [rounded(sum(losses[i : i + _EVERY]) / _EVERY) for i in range(0, len(losses), _EVERY)],
             "seconds": round(seconds, 2),
             "way": way,
         }
@@ -66,20 +68,11 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
     ]
 
 
-def _rounded(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
-
-
 def _shake(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + _ROUNDING * torch.randn(parameter.shape, generator=generator))
-
-
-def kept(path: Path) -> list[dict[str, Any]]:
-    """The runs in a file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> None:
@@ -90,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     assert LAST < _EVERY + 1
     torch.set_num_threads(1)
-    known = {(row["case"], row["replica"]) for row in kept(options.file)}
+    known = {(row["case"], row["replica"]) for row in records_of(options.file)}
     for case in CASES:
         wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
         for replica in range(REPLICAS) if wanted else ():

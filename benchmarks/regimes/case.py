@@ -1,0 +1,61 @@
+"""One ladder of the regimes, its learning rates, and when a run of it trains."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.regimes.feeds import Feed
+from normscope.subjects import Subject, make_subject
+
+RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
+STEPS = 300
+NATS, SHARE = 0.1, 0.1
+"""A run trains if its last losses are this far below the loss without the input: in nats, or as a share."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One ladder.
+
+    Attributes:
+        regime: its name in `REGIMES`.
+        name: unique in its regime.
+        build: the model, from the global generator.
+        feed: its data.
+        optimizer, seed: of the first replica.
+        held_out: whether the rule may not be set on it.
+        steps: length of a run.
+    """
+
+    regime: str
+    name: str
+    build: Callable[[], nn.Module]
+    feed: Feed
+    optimizer: str
+    seed: int
+    held_out: bool
+    steps: int = STEPS
+
+    def subject(self, seed: int) -> Subject:
+        """The model and its batches at a seed."""
+        torch.manual_seed(seed)
+        return make_subject(self.build(), _Again(self.feed.batches, seed), self.feed.loss, spec=self.name)
+
+    def trains(self, last_loss: float, baseline: float) -> bool:
+        """Whether a run with this mean of the last losses trains; not if it is nan."""
+        margin = SHARE * baseline if self.feed.is_regression else NATS
+        return last_loss <= baseline - margin
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Batches that start again at each iteration."""
+
+    make: Callable[[int], Iterator[Any]]
+    seed: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(self.seed)
