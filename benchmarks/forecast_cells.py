@@ -27,6 +27,7 @@ from normscope.subjects import Subject, load
 from normscope.train import (
     CRITERION_STEPS,
     Recipe,
+    Trials,
     endless,
     in_flushed_thread,
     last_loss,
@@ -147,7 +148,7 @@ def train(ladder: Ladder, rates: Sequence[float]) -> list[Cell]:
     subject = ladder.subject()
     assert subject.unigram_entropy is not None
     started = time.perf_counter()
-    curves = in_flushed_thread(lambda checkpoint: _losses(ladder, subject, rates))
+    curves = train_together(subject, [ladder.config(rate) for rate in rates]).losses
     seconds = (time.perf_counter() - started) / len(rates)
     entropy = subject.unigram_entropy
     return [
@@ -156,18 +157,19 @@ def train(ladder: Ladder, rates: Sequence[float]) -> list[Cell]:
     ]
 
 
-def _losses(ladder: Ladder, subject: Subject, rates: Sequence[float]) -> list[list[float]]:
-    models = [copy.deepcopy(subject.model).train() for _ in rates]
-    torch.manual_seed(ladder.seed)
-    trials = many_trials(
-        models,
-        [endless(subject.batches) for _ in rates],
-        lambda model, batch: subject.loss(batch, model),
-        [ladder.config(rate) for rate in rates],
-    )
-    while trials.step < CRITERION_STEPS and trials.live:
-        trials.advance()
-    return trials.losses
+def train_together(subject: Subject, recipes: Sequence[Recipe]) -> Trials:
+    """Train a copy of the model with each recipe, as a stack if possible; steps and seed are of the first."""
+
+    def train(_: object) -> Trials:
+        models = [copy.deepcopy(subject.model).train() for _ in recipes]
+        torch.manual_seed(recipes[0].seed)
+        feeds = [endless(subject.batches) for _ in recipes]
+        trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), recipes)
+        while trials.step < recipes[0].steps and trials.live:
+            trials.advance()
+        return trials
+
+    return in_flushed_thread(train)
 
 
 def keep(cells: dict[str, dict[str, Any]], path: Path = KEPT) -> None:

@@ -8,20 +8,16 @@ authors chose. An error or a warning is then a false finding, unless the small s
 it. `--steps 20` adds the trial.
 """
 
-import argparse
-import json
 import tempfile
 import time
-import warnings
+from functools import partial
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from transformers import CONFIG_MAPPING
 
 from benchmarks.hf_small import classes_of, shrunk
+from benchmarks.hf_types import parser_of, rows_of
 from normscope import check, load
 from normscope.errors import UsageError
 
@@ -65,24 +61,12 @@ def _keep_gain(config: Any, full: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", metavar="TYPE")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="take every n-th type")
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
-    rows = []
-    for model_type in (arguments.types or list(CONFIG_MAPPING.keys()))[:: arguments.every]:
-        rows.append(found := row(model_type, arguments.steps))
-        print(json.dumps(found), flush=True)
-        if arguments.output is not None:
-            with arguments.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+    chosen = arguments.types[:: arguments.every]
+    rows = rows_of(chosen, arguments.output, partial(row, steps=arguments.steps))
     checked = [each for each in rows if each["state"] == "checked"]
     clean = [each for each in checked if not each["findings"]]
     print(f"{len(checked)} types checked, {len(clean)} without an error or a warning")

@@ -13,7 +13,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,36 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(rows)} types: {dict(whole)}; with attention or a state: {dict(attending)}"
 
 
-def main() -> None:
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Parser with the types, all by default, and the file of the rows."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("types", nargs="*", metavar="TYPE")
+    parser.add_argument("types", nargs="*", metavar="TYPE", default=list(CONFIG_MAPPING.keys()))
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    return parser
+
+
+def rows_of(
+    types: Sequence[str], output: Path | None, row: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Row of each type, printed and added to the file."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     rows = []
-    for model_type in arguments.types or list(CONFIG_MAPPING.keys()):
+    for model_type in types:
         rows.append(found := row(model_type))
         print(json.dumps(found), flush=True)
-        if arguments.output is not None:
-            with arguments.output.open("a", encoding="utf-8") as file:
+        if output is not None:
+            with output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found) + "\n")
-    print(summary(rows))
+    return rows
+
+
+def main() -> None:
+    arguments = parser_of(__doc__).parse_args()
+    print(summary(rows_of(arguments.types, arguments.output, row)))
 
 
 if __name__ == "__main__":

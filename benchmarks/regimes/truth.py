@@ -8,7 +8,6 @@ replica 0 with each weight changed by one part in a million: what differs betwee
 """
 
 import argparse
-import copy
 import json
 import math
 import time
@@ -18,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.forecast_cells import train_together
 from benchmarks.process import records_of, rounded
 from benchmarks.regimes.case import RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
-from normscope.train import LAST, Recipe, endless, in_flushed_thread, last_loss, many_trials
+from normscope.train import LAST, Recipe, last_loss
 
 REPLICAS = 3
 _OTHER, _ROUNDING, _EVERY = 500, 1e-6, 20
@@ -34,23 +34,9 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
     if replica == 2:
         _shake(subject.model, seed)
     baseline = case.feed.baseline()
-    models = [copy.deepcopy(subject.model).train() for _ in RATES]
-    torch.manual_seed(seed)
-    configs = [Recipe(optimizer=case.optimizer, lr=rate, seed=seed, steps=case.steps) for rate in RATES]
+    recipes = [Recipe(optimizer=case.optimizer, lr=rate, seed=seed, steps=case.steps) for rate in RATES]
     started = time.process_time()
-
-    def train(_: object) -> tuple[str, list[list[float]]]:
-        trials = many_trials(
-            models,
-            [endless(subject.batches) for _ in RATES],
-            lambda model, batch: subject.loss(batch, model),
-            configs,
-        )
-        while trials.step < case.steps and trials.live:
-            trials.advance()
-        return type(trials).__name__, trials.losses
-
-    way, curves = in_flushed_thread(train)
+    trials = train_together(subject, recipes)
     seconds = (time.process_time() - started) / len(RATES)
     return [
         {
@@ -62,9 +48,9 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
             "curve": [rounded(sum(losses[i : i + _EVERY]) / _EVERY) for i in range(0, len(losses), _EVERY)],
             "seconds": round(seconds, 2),
-            "way": way,
+            "way": type(trials).__name__,
         }
-        for rate, losses in zip(RATES, curves, strict=True)
+        for rate, losses in zip(RATES, trials.losses, strict=True)
     ]
 
 
