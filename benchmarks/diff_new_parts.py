@@ -314,7 +314,7 @@ class Attention(nn.Module):
         return y if self.b_o is None else y + self.b_o
 
     def seen(self, rows: int, columns: int) -> Tensor | None:
-        """Which keys a query sees; None for all."""
+        """The keys that a query sees; None for all."""
         if not self.causal:
             return None
         gap = torch.arange(rows)[:, None] - torch.arange(columns)

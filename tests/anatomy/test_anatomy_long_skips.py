@@ -45,8 +45,9 @@ class Speedrun(nn.Module):
     embedding; behind the last block a share of the middle is taken out; a final norm without weights.
     """
 
-    def __init__(self, depth: int, blended: range | None = None) -> None:
+    def __init__(self, depth: int, blended: range | None = None, two_sources: bool = False) -> None:
         super().__init__()
+        self.two_sources = two_sources
         self.blended = range(depth) if blended is None else blended
         self.tokens, self.values = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(SmallBlock() for _ in range(depth))
@@ -62,6 +63,10 @@ class Speedrun(nn.Module):
             if index in self.blended:
                 x = self.keep[index] * x + self.again[index] * first
             x = block(x, self.values(ids))
+            if index == 0:
+                second = x
+            if self.two_sources and index == 1:
+                first = second
             if index == len(self.blocks) // 2:
                 middle = x
         return 15 * torch.tanh(self.head(rms(x - self.out * middle)) / 15)
@@ -138,6 +143,14 @@ def test_a_speed_run_gpt_is_read_whole(depth: int) -> None:
 def test_the_embedding_in_some_blocks_alone_is_no_scheme() -> None:
     anatomy = read_anatomy(Speedrun(4, range(2, 4)), token_ids())
     assert [skip.into for skip in anatomy.stacks[0].long_skips] == ["blocks.2", "blocks.3", ""]
+    assert {branch.scheme for branch in anatomy.branches} == {None}
+
+
+def test_shares_of_two_states_are_no_scheme() -> None:
+    anatomy = read_anatomy(Speedrun(4, two_sources=True), token_ids())
+    skips = anatomy.stacks[0].long_skips
+    assert [skip.into for skip in skips] == ["blocks.1", "blocks.2", "blocks.3", ""]
+    assert len({skip.source for skip in skips[:3]}) == 2
     assert {branch.scheme for branch in anatomy.branches} == {None}
 
 

@@ -261,7 +261,7 @@ def test_a_model_that_takes_time_first_gets_it() -> None:
 
 
 def test_a_comparison_without_a_check_needs_three_forwards_of_a_bare_model() -> None:
-    """For the vocabulary, for the batch, and for the reading; it needs no loss."""
+    """One forward finds the vocabulary, one checks the batch, one is read; no loss is needed."""
     models, calls = [made("plain", Options(), seed) for seed in (0, 1)], []
     for model in models:
         model.register_forward_hook(lambda *_: calls.append(1))

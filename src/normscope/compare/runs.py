@@ -91,8 +91,8 @@ def _rates(a: Mapping[int, float], b: Mapping[int, float]) -> Iterator[Differenc
     ratios = [b[step] / a[step] for step in steps if a[step]]
     first = apart[0]
     is_factor = all(math.isclose(x, y, rel_tol=1e-3) for x, y in pairwise(ratios))
-    name, words = ("learning-rate", "The learning rate") if is_factor else ("schedule", "The learning rate")
-    message = f"{words} is {a[first]:.4g} in A and {b[first]:.4g} in B at step {first}"
+    name = "learning-rate" if is_factor else "schedule"
+    message = f"The learning rate is {a[first]:.4g} in A and {b[first]:.4g} in B at step {first}"
     rest = f"; it differs at {len(apart)} of {len(steps)} common steps."
     yield Difference(Part.RECIPE, name, (("", ""),), a[first], b[first], message + rest)
 
