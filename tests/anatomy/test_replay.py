@@ -122,6 +122,21 @@ def test_parts_that_are_not_alike_are_read_each(name: str) -> None:
     assert not torch.equal(one, two)
 
 
+def test_other_arguments_and_ends_in_another_order_are_read_each() -> None:
+    graph, replay = record_forward(Twice(PARTS["in place"]), torch.randn(5, 6)), Replay()
+    (start,) = (v for v in graph.values if v.base == "mm")
+    (end,) = graph.outputs
+    found: list[tuple[object, ...]] = []
+
+    def read(starts: Sequence[Value], ends: Sequence[Value], number: int, replay: Replay) -> None:
+        found.append((tuple(ends), number))
+
+    wanted = [((end,), 1), ((end,), 2), ((start, end), 1), ((end, start), 1)]
+    for ends, number in (*wanted, *wanted):
+        replay.once(read, [start], ends, number)
+    assert found == wanted
+
+
 def test_parts_with_other_parameters_are_read_each() -> None:
     model = Twice(PARTS["in place"], PARTS["in place"])
     nn.init.constant_(model.gains[1], 2.0)

@@ -97,6 +97,16 @@ def test_a_learnt_value_residual_starts_at_one_half_in_later_blocks() -> None:
     assert torch.equal(learnt(ids).logits, half(ids).logits)
 
 
+def test_cross_attention_has_no_value_residual() -> None:
+    model = build("encoder-decoder", value_residual="learnt", **SMALL)
+    mixes = {m.cross: 0 for m in model.modules() if isinstance(m, Attention)}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            mixes[module.cross] += module.value_mix is not None
+    assert mixes[True] == 0
+    assert mixes[False] == 2 * (model.config.depth - 1)
+
+
 @pytest.mark.parametrize("options", [{"value_residual": "learnt"}, {"attention_gate": "head"}])
 @pytest.mark.parametrize("model_kind", ["decoder", "encoder-decoder"])
 def test_options_of_attention_train_under_checkpointing_as_without(

@@ -221,6 +221,8 @@ def test_nanochat_starts_as_in_its_code() -> None:
         for block in model.blocks
     )
     assert all(block.feed_forward_residual.join.stream_scale is None for block in model.blocks)
+    norms = [norm for block in model.blocks for norm in (block.attention.q_norm, block.attention.k_norm)]
+    assert {type(norm).__name__ for norm in norms} == {"RMSNorm"}
 
 
 def test_sublayer_k_first_reads_stream_k_mod_n() -> None:

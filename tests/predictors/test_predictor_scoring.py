@@ -79,6 +79,16 @@ def test_the_figures_of_a_predictor_by_hand() -> None:
     assert "| lr | 0.708 |" in table([found])
 
 
+@pytest.mark.parametrize(
+    ("said", "right"), [(1e-2, 1.0), (5e-2, 1.0), (0.1, 0.0), (5e-3, 0.0), (1e-3, 0.0), (1e-5, 0.0)]
+)
+def test_a_named_largest_rate_is_the_largest_rate_of_the_ladder_that_it_allows(
+    said: float, right: float
+) -> None:
+    prediction = Prediction("lr", RATES, Cost(), largest_rate=said)
+    assert line("lr", [(ladder("a", "FTTF"), prediction)]).largest == right
+
+
 def test_a_predictor_without_rates_has_none() -> None:
     found = line("norm", [(ladder("a", "FTTF"), Prediction("norm", (1.0,) * 4, Cost()))])
     assert math.isnan(found.largest)

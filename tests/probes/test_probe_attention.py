@@ -80,6 +80,8 @@ def test_low_logits_beside_large_ones_are_no_mask() -> None:
     logits = torch.tensor([[80.0, -100.0, 0.0], [0.0, 0.0, -100.0], [0.0, -30.0, -100.0]])
     assert figures(logits[None, :2], "none")["logit-spread"] > 30
     assert figures(logits[None, 2:], "none")["logit-spread"] > 20
+    low = torch.tensor([[-100.0, -100.0, -100.0], [0.0, 0.0, -100.0]])
+    assert figures(low[None], "none")["logit-spread"] > 10, "a mask leaves each query a key"
 
 
 @pytest.mark.parametrize("mask", MASKS)
