@@ -3,11 +3,12 @@
     python -m benchmarks.diff_runs FILE --set seen --set held-out --set same --set same-held-out
     python -m benchmarks.diff_runs FILE --set fresh --set same-fresh
     python -m benchmarks.diff_runs FILE --set new --set same-new
+    python -m benchmarks.diff_runs FILE --set third --set same-third
     python -m benchmarks.diff_runs FILE --summary
     python -m benchmarks.diff_runs FILE --set seen --only "rotary" --again
 
 FILE gets a line of JSON for each pair; pairs that it has are not run again without `--again`, which replaces
-them. Of the held-out and fresh sets only figures are printed. How a pair is judged: `diff_judging`.
+them. Of the sets that are not open only figures are printed. How a pair is judged: `diff_judging`.
 """
 
 import argparse
@@ -24,7 +25,16 @@ from typing import Any
 
 import torch
 
-from benchmarks import diff_fresh, diff_fresh_same, diff_held_out, diff_new, diff_new_same, diff_seen
+from benchmarks import (
+    diff_fresh,
+    diff_fresh_same,
+    diff_held_out,
+    diff_new,
+    diff_new_same,
+    diff_seen,
+    diff_third,
+    diff_third_same,
+)
 from benchmarks.diff_judging import judged
 from benchmarks.diff_plants import Build, Case
 from benchmarks.diff_recipes import recipes, same_recipes
@@ -57,6 +67,8 @@ SETS: dict[str, Callable[[], list[Case]]] = {
     "same-fresh": diff_fresh_same.cases,
     "new": diff_new.cases,
     "same-new": diff_new_same.cases,
+    "third": diff_third.cases,
+    "same-third": diff_third_same.cases,
 }
 OPEN = ("seen", "same")
 """Sets of which each pair is printed."""
