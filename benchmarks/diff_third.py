@@ -8,6 +8,7 @@ from benchmarks.diff_third_base import Family, planted
 from benchmarks.diff_third_families import (
     BERT,
     CHAT,
+    CONVOLUTION,
     GEMMA,
     GPT,
     LLAMA,
@@ -141,6 +142,7 @@ OTHERS: tuple[tuple[Family, Row], ...] = (
     (TRANSLATOR, ("published", "own layers", "embedding not scaled", "embedding scale", FIRST)),
     (TRANSLATOR, ("time first", "own layers", "decoder not causal", "causal mask", ATTENTION)),
     (TRANSLATOR, ("own layers", "time first", "decoder norm first", "placement", "branches")),
+    (CONVOLUTION, ("published", "shifts", "eps", "ε", ATTENTION)),
 )
 FRESH: tuple[tuple[Family, Row], ...] = (
     (GPT, ("CLIP", "minGPT", "untied", "tied head", "last, first")),

@@ -101,22 +101,15 @@ def held(family: Family, name: str, options: Mapping[str, Any]) -> tuple[nn.Modu
     return model, batch
 
 
-def same(
-    family: Family, a: str, b: str, *, how: str = "held", label: str = "", **options: Mapping[str, Any]
-) -> Case:
+def same(family: Family, a: str, b: str, *, how: str = "held") -> Case:
     """The same model in two styles.
 
     Args:
         how: "held", both with the weights of a file, or "fresh".
-        label: what is special about the pair.
-        options: options of A and of B, as `a_options` and `b_options`.
     """
     build = held if how == "held" else fresh
-    sides = [
-        partial(build, family, name, options.get(key, {}))
-        for name, key in ((a, "a_options"), (b, "b_options"))
-    ]
-    return Case(f"{how}: {family.name}, {a} and {b}{label and ', ' + label}", family.name, *sides)
+    one, two = (partial(build, family, name, {}) for name in (a, b))
+    return Case(f"{how}: {family.name}, {a} and {b}", family.name, one, two)
 
 
 def planted(
@@ -126,8 +119,6 @@ def planted(
     slip: str,
     *plants: tuple[str, str],
     how: str = "held",
-    says: str = "",
-    a_options: Mapping[str, Any] | None = None,
 ) -> Case:
     """A style against another one that has a mistake.
 
@@ -151,12 +142,12 @@ def planted(
                 for (x, y), each in zip(sites, layers, strict=True)
             ]
         if KINDS[kind].part == "start":  # roles, whose places are not in pairs
-            sites = [tuple(sum(side, ()) for side in zip(*sites, strict=True))]
-        truths.append(Truth(kind, tuple(sites), says))
+            sites = [(sum((x for x, _ in sites), ()), sum((y for _, y in sites), ()))]
+        truths.append(Truth(kind, tuple(sites)))
     return Case(
         f"{how}: {family.name}, {a} and {b}{shown}",
         family.name,
-        partial(build, family, a, dict(a_options or {})),
+        partial(build, family, a, {}),
         partial(build, family, b, {"slip": slip}),
         tuple(truths),
     )

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import diff_third, diff_third_same
+from benchmarks.diff_families import State
 from benchmarks.diff_fresh_check import check, exact
 from benchmarks.diff_kinds import KINDS
 from benchmarks.diff_plants import Case
-from benchmarks.diff_third_base import Family, State, fresh, held, state_of
+from benchmarks.diff_third_base import Family, fresh, held, state_of
 from normscope import Run
 
 Side = tuple[Family, str, Mapping[str, Any]]
@@ -124,6 +125,7 @@ def written(run: Run) -> tuple[Any, ...]:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 rates.setdefault(id(p), []).append(round(group["lr"], 12))
+        optimizer.step()  # without gradients it moves nothing; a schedule expects it
         schedule.step()
     rows: list[Any] = []
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The families of the sets `third` and `same-third`: types of transformers and models of nn, with styles."""
+"""The families of the sets `third` and `same-third`: types of transformers and own models, with styles."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,8 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClas
 from transformers import T5EncoderModel as T5
 
 from benchmarks import diff_third_encoders as encoders
+from benchmarks import diff_third_gates as gates
 from benchmarks import diff_third_gemma as gemma
 from benchmarks import diff_third_gpt as gpt
+from benchmarks import diff_third_gpt_annotated as gpt_annotated
 from benchmarks import diff_third_gpt_functions as gpt_functions
 from benchmarks import diff_third_gpt_ports as gpt_ports
 from benchmarks import diff_third_llama as llama
@@ -91,6 +93,7 @@ GPT = Family(
     partial(ids, gpt.V),
     {
         **gpt.STYLES,
+        **gpt_annotated.STYLES,
         **gpt_functions.STYLES,
         **gpt_ports.STYLES,
         **{name: style for name, style in _MINE.items() if "lit-gpt" not in name},
@@ -322,6 +325,31 @@ def two_texts() -> tuple[Tensor, Tensor]:
 
 
 TRANSLATOR = Family("translator", translators.L, translators.TORCH, two_texts, translators.TRANSLATORS)
+MIXTURE = Family(
+    "Mixtral",
+    gates.L,
+    Style(
+        published(
+            "mixtral",
+            {
+                **_LLAMA,
+                "num_hidden_layers": gates.L,
+                "intermediate_size": gates.HIDDEN,
+                "num_local_experts": gates.EXPERTS,
+                "num_experts_per_tok": gates.TOP,
+                "experts_implementation": "eager",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            },
+        ),
+        dict,
+        *_LLAMA_PLACES,
+    ),
+    partial(ids, llama.V),
+    gates.MIXTURES,
+)
+CONVOLUTION = Family(
+    "gated convolution", gates.L + 1, gates.CONVOLUTION, partial(ids, llama.V), {"shifts": gates.SHIFTS}
+)
 FAMILIES = (
-    GPT, LLAMA, QWEN, OLMO, CHAT, GEMMA, NEOX, BERT, VIT, T5_ENCODER, TRANSLATOR,
+    GPT, LLAMA, QWEN, OLMO, CHAT, GEMMA, NEOX, BERT, VIT, T5_ENCODER, TRANSLATOR, MIXTURE, CONVOLUTION,
 )  # fmt: skip

@@ -125,7 +125,7 @@ class Gemma(nn.Module):
         if self.slip != "embedding not scaled":
             x = x * W**0.5
         mask = torch.full((1, 1, n, n), -2.3819763e38).triu(diagonal=1).to(x.dtype)
-        for layer in self.model["layers"]:  # type: ignore[union-attr]
+        for layer in self.model["layers"]:  # type: ignore[attr-defined]
             x = layer(x, self.freqs_cis[:n], mask)
         logits = torch.matmul(self.model["norm"](x), self.embedder["weight"].t())
         return logits if self.slip == "no cap at the end" else torch.tanh(logits / OUTPUT_CAP) * OUTPUT_CAP

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ class MegatronLayer(nn.Module):
 class Megatron(nn.Module):
     """GPT-2 in the style of Megatron-LM."""
 
+    position_ids: Tensor
+
     def __init__(self, slip: str = "") -> None:
         super().__init__()
         self.embedding = nn.ModuleDict(
@@ -81,11 +84,12 @@ class Megatron(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         s = tokens.shape[1]
-        words = self.embedding["word_embeddings"]
-        hidden = words(tokens) + self.embedding["position_embeddings"](self.position_ids[:, :s])  # type: ignore[index]
+        words: Any = self.embedding["word_embeddings"]
+        where = self.position_ids[:, :s]
+        hidden = words(tokens) + self.embedding["position_embeddings"](where)
         hidden = hidden.transpose(0, 1).contiguous()
         mask = (torch.tril(torch.ones(1, 1, s, s)) < 0.5).bool()
-        for layer in self.encoder["layers"]:  # type: ignore[union-attr]
+        for layer in self.encoder["layers"]:  # type: ignore[attr-defined]
             hidden = layer(hidden, mask)
         hidden = self.encoder["final_norm"](hidden)
         return torch.matmul(hidden, words.weight.t()).transpose(0, 1).contiguous()
@@ -224,7 +228,7 @@ class ResidualAttentionBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(W)
         act = nn.SiLU() if slip == "silu" else nn.GELU(approximate="tanh")
         layers = [("c_fc", nn.Linear(W, W * 4)), ("gelu", act), ("c_proj", nn.Linear(W * 4, W))]
-        self.mlp = nn.Sequential(OrderedDict(layers))  # type: ignore[arg-type]
+        self.mlp = nn.Sequential(OrderedDict(layers))
         self.ln_2 = nn.LayerNorm(W)
         self.attn_mask = mask
 

@@ -292,7 +292,7 @@ class Lit(nn.Module):
     def forward(self, idx: Tensor) -> Tensor:
         t = idx.size(1)
         x = self.transformer["wte"](idx)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
             x = block(x, self.cos[:t], self.sin[:t])
         if self.slip == "last norm left out":
             return self.lm_head(x)

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.diff_plants import Case, Truth
 from benchmarks.diff_third_base import ids
-from benchmarks.diff_third_gpt import Annotated, MinGPT, NanoGPT, V
+from benchmarks.diff_third_gpt import MinGPT, NanoGPT, V
+from benchmarks.diff_third_gpt_annotated import Annotated
 from normscope import Run
 
 WARMUP, STEPS, RATE = 8, 60, 6e-4

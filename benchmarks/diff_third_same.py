@@ -11,9 +11,12 @@ from benchmarks.diff_third_base import Family, same
 from benchmarks.diff_third_families import (
     BERT,
     CHAT,
+    CONVOLUTION,
+    FAMILIES,
     GEMMA,
     GPT,
     LLAMA,
+    MIXTURE,
     NEOX,
     OLMO,
     QWEN,
@@ -46,6 +49,7 @@ BETWEEN: tuple[tuple[Family, str, str], ...] = (
     (BERT, "torch layers", "lesson"),
     (VIT, "timm", "vit-pytorch"),
     (TRANSLATOR, "own layers", "time first"),
+    (MIXTURE, "a loop over experts", "all experts at once"),
 )
 FRESH: tuple[tuple[Family, str, str], ...] = (
     *((GPT, "published", style) for style in ("minGPT", "nanoGPT", "annotated", "picoGPT", "fairseq")),
@@ -69,11 +73,13 @@ FRESH: tuple[tuple[Family, str, str], ...] = (
     (T5_ENCODER, "published", "Mesh TensorFlow"),
     (TRANSLATOR, "published", "own layers"),
     (TRANSLATOR, "published", "time first"),
+    (MIXTURE, "a loop over experts", "all experts at once"),
+    (CONVOLUTION, "published", "shifts"),
 )
 
 
 def _cases() -> Iterator[Case]:
-    for family in (GPT, LLAMA, QWEN, OLMO, CHAT, GEMMA, NEOX, BERT, VIT, T5_ENCODER, TRANSLATOR):
+    for family in FAMILIES:
         for style in family.styles:
             if style not in MISTAKEN:
                 yield same(family, "published", style)

@@ -234,7 +234,7 @@ class OLMo(nn.Module):
         x = self.transformer["wte"](input_ids)
         cos, sin = compute_rope_params(W // H, 500000.0, input_ids.shape[1])
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-        for block in self.transformer["blocks"]:  # type: ignore[union-attr]
+        for block in self.transformer["blocks"]:  # type: ignore[attr-defined]
             x = block(x, cos, sin)
         return self.transformer["ff_out"](self.transformer["ln_f"](x))
 
@@ -331,7 +331,7 @@ class Chat(nn.Module):
         x = self.transformer["wte"](idx)
         if self.slip != "no norm of the embedding":
             x = norm(x)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
             x = block(x, self.cos[:, :n], self.sin[:, :n])
         logits = self.lm_head(norm(x))
         return logits if self.slip == "no cap" else 2 * torch.tanh(logits / 2)

@@ -148,9 +148,9 @@ class PatchViT(nn.Module):
         x = self.to_patch_embedding(F.unfold(img, PATCH, stride=PATCH).transpose(1, 2))
         x = torch.cat((self.cls_token.repeat(len(x), 1, 1), x), dim=1)
         x += self.pos_embedding[:, : x.shape[1]]
-        for attn, ff in self.layers:  # type: ignore[misc]
-            x = attn(x) + x
-            x = ff(x) + x
+        for layer in self.layers:
+            for branch in layer:  # type: ignore[attr-defined]
+                x = branch(x) + x
         return self.mlp_head(x[:, -1] if self.slip == "last patch" else x[:, 0])
 
 

@@ -73,7 +73,7 @@ class Checkpointed(NanoGPT):
     def forward(self, idx: Tensor) -> Tensor:
         pos = torch.arange(idx.shape[1])
         x = self.transformer["wte"](idx) + self.transformer["wpe"](pos)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
             x = checkpoint(block, x, use_reentrant=False)
         return self.lm_head(self.transformer["ln_f"](x))
 
@@ -103,7 +103,7 @@ class Hooked(NanoGPT):
     def __init__(self, slip: str = "") -> None:
         super().__init__(slip)
         layers = self.transformer["h"]
-        self.transformer["h"] = nn.ModuleList(HookedBlock(block) for block in layers)  # type: ignore[union-attr]
+        self.transformer["h"] = nn.ModuleList(HookedBlock(block) for block in layers)  # type: ignore[attr-defined]
 
 
 def to_hooked(state: State) -> State:
@@ -135,7 +135,7 @@ class Dead(NanoGPT):
     def __init__(self, slip: str = "") -> None:
         super().__init__(slip)
         self.value_head = nn.Linear(W, 1)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
             block.register_parameter("gate", nn.Parameter(torch.zeros(W)))
 
 
@@ -162,7 +162,7 @@ class LitScripted(Lit):
 
     def __init__(self, slip: str = "") -> None:
         super().__init__(slip)
-        for block in self.transformer["h"]:  # type: ignore[union-attr]
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
             block.mlp = Scripted(block.mlp)
 
 
