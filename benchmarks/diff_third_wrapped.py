@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -147,14 +148,17 @@ class Scripted(nn.Module):
         self.fc_1, self.fc_2, self.proj = known.fc_1, known.fc_2, known.proj
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(gated(self.fc_1(x), self.fc_2(x)))
+        return self.proj(gated()(self.fc_1(x), self.fc_2(x)))
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
-gated = torch.jit.script(_gated)
+@cache
+def gated() -> Callable[[Tensor, Tensor], Tensor]:
+    """The scripted activation; scripting warns, so that it waits for the first model that needs it."""
+    return torch.jit.script(_gated)
 
 
 class LitScripted(Lit):
