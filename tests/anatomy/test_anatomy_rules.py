@@ -330,9 +330,67 @@ def layer_norm(x: Tensor) -> Tensor:
         lambda x: (x**4).mean(-1, keepdim=True).sqrt(),
     ],
 )
-def test_no_norm_without_a_root_of_squares(divisor: Callable[[Tensor], Tensor]) -> None:
-    anatomy = read_steps(lambda m, x, f: x + f(x / divisor(x)))
-    assert [b.norm for b in anatomy.branches] == ["none", "none"]
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, f, by: x + f(x / by(x)),
+        lambda x, f, by: x + f(2 * x * (1 / by(x))),
+        lambda x, f, by: x + (y := f(x)) / by(y),
+        lambda x, f, by: (y := x + f(x)) / by(y),
+    ],
+)
+def test_a_factor_without_a_root_of_squares_is_no_norm_and_is_not_read(
+    step: Callable[..., Tensor], divisor: Callable[[Tensor], Tensor]
+) -> None:
+    anatomy = read_steps(lambda m, x, f: step(x, f, divisor))
+    assert {b.norm for b in anatomy.branches} <= {"none"}
+    assert any("a factor that is computed from it: it is no known norm" in line for line in anatomy.unread)
+    assert not any(stack.complete for stack in anatomy.stacks)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda h: h * torch.sigmoid(h.mean(-1, keepdim=True)),
+        lambda h: h.exp() / h.exp().sum(-1, keepdim=True),
+        lambda h: h / h.abs().amax(-1, keepdim=True),
+    ],
+)
+def test_a_factor_inside_of_a_branch_is_no_gap(inner: Callable[[Tensor], Tensor]) -> None:
+    anatomy = read_steps(lambda m, x, f: x + f(inner(f(layer_norm(x)))))
+    assert anatomy.unread == ()
+    assert [(b.placement, b.norm) for b in anatomy.branches] == 2 * [("pre", "layernorm")]
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        lambda m, y: torch.sigmoid(y @ m.vector)[..., None],
+        lambda m, y: torch.sigmoid((y * m.vector).sum(-1, keepdim=True)),
+    ],
+)
+def test_a_learnt_gate_of_a_token_is_no_gap(gate: Callable[["Steps", Tensor], Tensor]) -> None:
+    def step(m: Steps, x: Tensor, f: nn.Module) -> Tensor:
+        y = layer_norm(x)
+        return x + f(y) * gate(m, y)
+
+    def scaled_stream(m: Steps, x: Tensor, f: nn.Module) -> Tensor:
+        return x + f(x * gate(m, x))
+
+    assert read_steps(step).unread == read_steps(scaled_stream).unread == ()
+
+
+def test_a_mask_from_the_input_on_the_stream_is_no_gap() -> None:
+    class Masked(Tower):
+        def forward(self, ids: Tensor) -> Tensor:
+            mask, x = ids != 0, self.tokens(ids)
+            for block in self.blocks:
+                x = block(x) * mask[..., None].to(x.dtype)
+            return self.head(self.final(x))
+
+    anatomy = read_anatomy(Masked(Block(), Block()), token_ids())
+    assert anatomy.unread == ()
+    assert [b.placement for b in anatomy.branches] == 4 * ["pre"]
 
 
 def test_centred_and_divided_by_the_root_mean_square_is_no_layernorm() -> None:
@@ -340,6 +398,7 @@ def test_centred_and_divided_by_the_root_mean_square_is_no_layernorm() -> None:
         lambda m, x, f: x + f(centred(x) / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt())
     )
     assert "layernorm" not in {b.norm for b in anatomy.branches}
+    assert anatomy.unread
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

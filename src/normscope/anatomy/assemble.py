@@ -12,7 +12,14 @@ from normscope.anatomy.attention import Attention, find_attentions
 from normscope.anatomy.axes import name_axes
 from normscope.anatomy.blocks import Group, common_path, group_sums
 from normscope.anatomy.branches import FoundBranch, find_branches
-from normscope.anatomy.gaps import dropped_sums, lost_parts, missing_from, opaque_ops, unseen_ends
+from normscope.anatomy.gaps import (
+    dropped_sums,
+    lost_parts,
+    missing_from,
+    opaque_ops,
+    own_factors,
+    unseen_ends,
+)
 from normscope.anatomy.graph import Graph, Value, between
 from normscope.anatomy.long_skips import Rejoin, find_rejoins
 from normscope.anatomy.nesting import untangle
@@ -56,7 +63,7 @@ def assemble(graph: Graph) -> Anatomy:
 
 def _assemble(graph: Graph) -> Anatomy:
     name_axes(graph.values)
-    find_norms(graph.ops)
+    factors = find_norms(graph.ops)
     attentions = find_attentions(graph.ops)
     over_depth = attention_over_depth(graph.ops)
     if over_depth is not None:
@@ -82,7 +89,7 @@ def _assemble(graph: Graph) -> Anatomy:
     stacks = [_stack(stack, name, sums, rejoins) for stack, name in named]
     for group in (group for stack in found for group in stack):
         unread += [gap for s in group.sums for b in s.branches for gap in unseen_ends(b, _path(group, b)[0])]
-    unread += lost_parts(kept, attentions)
+    unread += lost_parts(kept, attentions) + own_factors(factors, kept)
     ends = [(stack[0].sums[0].skip, stack[-1].sums[-1].leaving) for stack in found]
     missing = missing_from(unread, [set(between(*pair)) for pair in ends])
     stacks = [

@@ -1,13 +1,14 @@
 """Report parts that were not read, and the stacks that lack them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from normscope.anatomy.attention import Attention
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Gap, Graph, Op, Value, between
 from normscope.anatomy.ops import mixes_between
 from normscope.anatomy.residual import Sum
-from normscope.anatomy.streams import link
+from normscope.anatomy.streams import link, step_back
+from normscope.anatomy.written import OwnFactor
 
 
 def opaque_ops(graph: Graph) -> list[Gap]:
@@ -43,6 +44,28 @@ def unseen_ends(branch: FoundBranch, path: str) -> list[Gap]:
         words = f"{made_by.name} computes and adds the branch of {path} in one op: it has no output tensor"
         found.append(Gap(words, branch.output))
     return found
+
+
+def own_factors(factors: list[OwnFactor], sums: list[Sum]) -> list[Gap]:
+    """Factors of a tensor's own, no known norms, on the stream, at the entry or at the end of a branch."""
+    points = {v for s in sums for v in (s.value, s.skip, s.entry, s.start, s.leaving)}
+    ends = {value for s in sums for b in s.branches for value in _way_back(b.output)}
+    placed = [f for f in factors if f.part.end in ends or not points.isdisjoint(_way_back(f.part.start))]
+    return [Gap(_words(factor), factor.part.end) for factor in placed]
+
+
+def _way_back(value: Value) -> Iterator[Value]:
+    """`value`, and what it was before scales, views and norms."""
+    here: Value | None = value
+    while here is not None:
+        yield here
+        here = here.norm.input if here.norm is not None else step_back(here)
+
+
+def _words(factor: OwnFactor) -> str:
+    made = f"{module_of(factor.part.end.op)} multiplies a tensor by a factor that is computed from it"
+    reason = "its ops cannot run again" if factor.scaling is None else "it is no known norm"
+    return f"{made}: {reason}"
 
 
 def lost_parts(sums: list[Sum], attentions: list[Attention]) -> list[Gap]:

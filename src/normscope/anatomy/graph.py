@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -214,3 +215,24 @@ def between(start: Value, end: Value) -> list[Value]:
         return []
     reached.discard(start)
     return sorted(reached, key=lambda v: v.index)
+
+
+def narrows(ops: Iterable[Op]) -> dict[Value, Value]:
+    """Value → the last value before it that everything in it comes through, for values that have one.
+
+    What depends on the model's input but on no parameter, such as a mask, counts only beside its like.
+    """
+    found: dict[Value, Value] = {}
+
+    def meet(a: Value | None, b: Value | None) -> Value | None:
+        while a is not b and a is not None and b is not None:
+            a, b = (found.get(a), b) if a.index > b.index else (a, found.get(b))
+        return a if a is b else None
+
+    for op in ops:
+        live = [v for v in op.inputs if v.live]
+        read = [v for v in live if v.learnt] or live
+        last = reduce(meet, read) if read else None  # type: ignore[arg-type]
+        if last is not None:
+            found.update((value, last) for value in op.outputs)
+    return found

@@ -1,36 +1,24 @@
-"""Recognise a norm by its computation: a native op, or a·s with s computed from a statistic of a.
+"""Recognise a norm by its computation: a native op, or a product of a tensor and a factor of its own.
 
-A written-out norm is a product (or quotient). One factor, through casts, roots, ε and clamps, is a reduction
-(mean, var, norm, …) of the other, through casts, squares and centring. A following γ, β or (1 + γ) is
-absorbed where nothing else reads the values between, and so is a γ before the division. The statistic gives
-the kind:
+A norm that is written out is found by what it computes (`written`, `scaling`), in any spelling. A following
+γ, β or (1 + γ) is absorbed where nothing else reads the values between, and so is a γ before the division:
 
-    (a − mean a) / √(var a + ε)   layernorm        a / √(mean a² + ε)   rmsnorm        a / ‖a‖   l2norm
+    G·(a − mean a)/√(var a + ε)   layernorm        a/√(mean a² + ε)   rmsnorm        a/‖a‖   l2norm
 
-and a / ‖a‖ times √d is an rmsnorm again. An rmsnorm whose gain depends on a, (γ + α·tanh(a·β)), is SeeDNorm,
-and γ·tanh of an rmsnorm is BHyT. These names are for norms over all features of a token. With a
-statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features the kind is groupnorm;
-with one over the batch, batchnorm.
+The factor G decides between the last two: a/‖a‖ times √d is an rmsnorm. An rmsnorm whose gain depends on a,
+(γ + α·tanh(a·β)), is SeeDNorm, and γ·tanh of an rmsnorm is BHyT. These names are for norms over all features
+of a token. With a statistic over tokens (an instance norm, a norm over [T, d]) or over groups of features the
+kind is groupnorm; with one over the batch, batchnorm.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from normscope.anatomy.axes import counted, reduced_axes
-from normscope.anatomy.graph import Op, Value
-from normscope.anatomy.ops import op_set
-from normscope.anatomy.statistic import (
-    CENTRED,
-    MEANS,
-    Statistic,
-    as_float,
-    common,
-    constant_of,
-    find_statistic,
-    same,
-    uncentred,
-    unsquared,
-)
+from normscope.anatomy.axes import counted
+from normscope.anatomy.graph import Op, Value, narrows
+from normscope.anatomy.ops import VIEWS, constant_of, op_set, same
+from normscope.anatomy.scaling import Scaling
+from normscope.anatomy.written import OwnFactor, OwnFactors, Part
 
 _BY_KEYWORD = 99
 _NATIVE = {
@@ -52,6 +40,7 @@ _NATIVE = {
 }
 """Op → kind of norm, position of γ, position of ε."""
 _SHARES = op_set("sigmoid hardsigmoid softmax _softmax")
+_VECTOR_NORMS = op_set("linalg_vector_norm norm")
 _SQUASHES = {"tanh": "dyt", "erf": "derf"}
 
 
@@ -59,7 +48,8 @@ _SQUASHES = {"tanh": "dyt", "erf": "derf"}
 class FoundNorm:
     """A norm in the graph: from `input` to `output`, with its γ and β absorbed, and its defining op.
 
-    `over` is the value and the axes of its statistic; None where the kind implies them.
+    `over` is the value and the axes of its statistic; None where the kind implies them. `bias` is a β that is
+    added inside of it.
     """
 
     kind: str
@@ -70,20 +60,28 @@ class FoundNorm:
     weight: Value | None
     weight_offset: float = 0.0
     over: tuple[Value, list[int]] | None = None
+    bias: Value | None = None
 
 
-def find_norms(ops: list[Op]) -> None:
-    """Find every norm of the recording and write it onto the values where it starts and ends."""
+def find_norms(ops: list[Op]) -> list[OwnFactor]:
+    """Find every norm of the recording and write it onto the values where it starts and ends.
+
+    Returns the products of a tensor with a factor of its own that are no norms.
+    """
     by_output: dict[Value, FoundNorm] = {}
+    cores: set[Value] = set()
+    factors = OwnFactors(narrows(ops))
     for op in ops:
-        norm = _native(op) or _opaque(op) or _written_out(op)
+        norm = _native(op) or _opaque(op) or _written_out(op, factors, cores)
         norm = norm or _bounded(op, by_output) or _squashed(op)
         if norm is not None:
             norm.kind = _kind_over(norm)
+            cores.add(op.outputs[0])
             by_output[norm.output] = _rescaled(norm)
     for norm in by_output.values():
         norm.output.norm = norm
         norm.input.norms_behind.append(norm)
+    return list(factors.others.values())
 
 
 def _kind_over(norm: FoundNorm) -> str:
@@ -103,12 +101,24 @@ def _native(op: Op) -> FoundNorm | None:
         return None
     kind, weight_at, eps_at = _NATIVE[op.base]
     weight = op.arg(weight_at, "weight")
-    found = FoundNorm(kind, op.source, op.outputs[0], op, as_float(op.arg(eps_at, "eps")), None)
+    found = FoundNorm(kind, op.source, op.outputs[0], op, _as_float(op.arg(eps_at, "eps")), None)
     if isinstance(weight, Value) and weight.learnt:
         found.weight, found.weight_offset = _gamma(weight)
     if kind in {"layernorm", "rmsnorm"}:
         found.over = op.source, list(range(len(op.source.shape)))[-len(op.args[1]) :]
+    elif _is_over_features(op):
+        found.kind = "layernorm"
     return _absorb(found)
+
+
+def _is_over_features(op: Op) -> bool:
+    """True for a batch or group norm whose statistic is over all features of each token."""
+    is_group = op.base == "native_group_norm" and op.args[6] == 1
+    if not is_group and not (op.base == "native_batch_norm" and op.args[5]):
+        return False
+    axes = set(range(len(op.source.shape))) - {0 if is_group else 1}
+    over, others = counted(op.source, axes), counted(op.source, {0 if is_group else 1})
+    return over == {"feature"} and "feature" not in others
 
 
 def _opaque(op: Op) -> FoundNorm | None:
@@ -118,32 +128,43 @@ def _opaque(op: Op) -> FoundNorm | None:
     return FoundNorm(op.outputs[0].looks_normed, op.source, op.outputs[0], op, None, weight)
 
 
-def _written_out(op: Op) -> FoundNorm | None:
-    if op.base not in {"mul", "div"} or len(op.inputs) != 2 or not op.outputs:
+def _written_out(op: Op, factors: OwnFactors, cores: set[Value]) -> FoundNorm | None:
+    found = factors.norm_at(op, cores)
+    if found is None:
         return None
-    orders = [op.inputs] if op.base == "div" else [op.inputs, op.inputs[::-1]]
-    for carrier, scale in orders:
-        if not carrier.live or not scale.live or same(carrier) is same(scale):
-            continue
-        statistic = find_statistic(scale)
-        if statistic is None or statistic.op.outputs[0].numel >= carrier.numel:
-            continue
-        reduced, squared_centred = uncentred(unsquared(statistic.reduced))
-        raw, centred = uncentred(carrier)
-        source, weight, offset = common(raw, reduced), None, 0.0
-        if source is None and (split := _without_gamma(carrier)) is not None:
-            raw, centred = uncentred(split[0])
-            source, (weight, offset) = common(raw, reduced), _gamma(split[1])
-        if source is None:
-            continue
-        kind = _kind(statistic, centred, squared_centred)
-        over = statistic.reduced, reduced_axes(statistic.op)
-        found = _absorb(FoundNorm(kind, source, op.outputs[0], op, statistic.eps, weight, offset, over))
-        root = carrier.shape[-1] ** 0.5
-        if found.kind == "l2norm" and math.isclose(_gain(found, statistic), root, rel_tol=1e-3):
-            found.kind = "rmsnorm"
-        return found
-    return None
+    part, scaling = found
+    norm = FoundNorm(
+        _kind(part, scaling), part.start, part.end, op, scaling.eps, None, over=(part.end, list(scaling.axes))
+    )
+    if part.gains:
+        norm.weight, norm.weight_offset = _gamma(max(part.gains, key=lambda v: v.numel))
+    norm.bias = max(part.shifts, key=lambda v: v.numel, default=None)
+    _absorb(norm)
+    if norm.kind == "l2norm" and math.isclose(_gain(norm, scaling), 1.0, rel_tol=1e-3):
+        norm.kind = "rmsnorm"
+    if norm.eps is not None:
+        norm.eps *= _eps_factor(norm, scaling)
+    return norm
+
+
+def _kind(part: Part, scaling: Scaling) -> str:
+    """The kind by the root mean square G of the result: 1 for an rmsnorm, 1/√d for a unit vector.
+
+    With another constant in it, a norm is the kind that it is computed from.
+    """
+    if scaling.centred:
+        return "layernorm"
+    if any(math.isclose(abs(scaling.gain), g, rel_tol=1e-3) for g in (1.0, scaling.count**-0.5)):
+        return "rmsnorm" if math.isclose(abs(scaling.gain), 1.0, rel_tol=1e-3) else "l2norm"
+    return "l2norm" if any(v.base in _VECTOR_NORMS for v in part.values) else "rmsnorm"
+
+
+def _eps_factor(norm: FoundNorm, scaling: Scaling) -> float:
+    """Factor of the ε beside the mean square that gives the ε beside the sum, or the unbiased variance."""
+    if norm.kind == "l2norm":
+        return float(scaling.count)
+    is_unbiased = scaling.centred and math.isclose(scaling.gain**2, 1 - 1 / scaling.count, rel_tol=1e-5)
+    return 1 / scaling.gain**2 if is_unbiased else 1.0
 
 
 def _squashed(op: Op) -> FoundNorm | None:
@@ -198,29 +219,9 @@ def _rescaled(norm: FoundNorm) -> FoundNorm:
     return _absorb(norm)
 
 
-def _without_gamma(carrier: Value) -> tuple[Value, Value] | None:
-    """x − μ and γ of γ·(x − μ), where γ is written in front of the division; None for anything else."""
-    product = same(carrier)
-    if product.base != "mul" or len(product.inputs) != 2:
-        return None
-    a, b = product.inputs
-    if a.is_weight == b.is_weight:
-        return None
-    return (b, a) if a.is_weight else (a, b)
-
-
-def _kind(statistic: Statistic, centred: bool, squared_centred: bool) -> str:
-    if centred and (squared_centred or statistic.op.base in CENTRED):
-        return "layernorm"
-    if statistic.op.base in MEANS:
-        return "rmsnorm"
-    return "l2norm"
-
-
-def _gain(norm: FoundNorm, statistic: Statistic) -> float:
-    """The constant in a·c/‖a‖, from factors on the norm and directly after it."""
-    gain = 1 / statistic.gain if norm.core.base == "div" else statistic.gain
-    value = norm.output
+def _gain(norm: FoundNorm, scaling: Scaling) -> float:
+    """G with the constant factors directly after the norm."""
+    gain, value = abs(scaling.gain), norm.output
     while value is not norm.core.outputs[0]:
         op = value.op
         assert op is not None
@@ -232,9 +233,27 @@ def _gain(norm: FoundNorm, statistic: Statistic) -> float:
 
 
 def _absorb(norm: FoundNorm) -> FoundNorm:
-    """Absorb the casts, γ and β that follow the norm."""
+    """Absorb the casts, γ and β that follow the norm, and views where a γ for each feature is behind them."""
+    _absorb_next(norm)
+    view = norm.output
+    while norm.weight is None:
+        users = [op for op in view.users if op.outputs]
+        if len(users) != 1 or users[0].base not in VIEWS:
+            break
+        view = users[0].outputs[0]
+        trial = _absorb_next(replace(norm, output=view))
+        if trial.weight is not None and trial.weight.numel == view.shape[-1]:
+            norm.output, norm.weight, norm.weight_offset = trial.output, trial.weight, trial.weight_offset
+    return norm
+
+
+def _absorb_next(norm: FoundNorm) -> FoundNorm:
+    """Absorb what follows the norm in the same shape."""
     while True:
         users = [op for op in norm.output.users if op.outputs]
+        if norm.weight is None and (offset := _offset_apart(norm.output, users)) is not None:
+            norm.weight, norm.weight_offset, norm.output = *offset, users[1].outputs[0]
+            continue
         if len(users) != 1:
             return norm
         op, others = users[0], [v for v in users[0].inputs if v is not norm.output]
@@ -252,6 +271,23 @@ def _absorb(norm: FoundNorm) -> FoundNorm:
         ):
             return norm
         norm.output = op.outputs[0]
+
+
+def _offset_apart(normed: Value, users: list[Op]) -> tuple[Value, float] | None:
+    """γ and 1.0 of the readers n·γ and n + n·γ of a norm n; None for others."""
+    if len(users) != 2 or users[0].base != "mul" or users[1].base != "add":
+        return None
+    product, weights = users[0].outputs[0], [v for v in users[0].inputs if v.is_weight]
+    is_sum = set(users[1].inputs) == {normed, product} and users[1].kwargs.get("alpha", 1) == 1
+    if len(weights) != 1 or not is_sum or len(product.users) != 1:
+        return None
+    weight, offset = _gamma(weights[0])
+    return (weight, 1.0) if offset == 0 and product.shape == normed.shape else None
+
+
+def _as_float(x: object) -> float | None:
+    """A Python number as a float; None for anything else."""
+    return float(x) if isinstance(x, int | float) else None
 
 
 def _is_vector(beta: Value, like: Value) -> bool:

@@ -56,6 +56,21 @@ def base_name(func: torch._ops.OpOverload) -> str:
     return name if namespace == "aten" else f"{namespace}.{name}"
 
 
+def same(value: Value) -> Value:
+    """`value` before casts and views."""
+    return value.behind(CASTS | VIEWS)
+
+
+def constant_of(op: Op) -> float | None:
+    """The number an op adds or multiplies with; None where it is not one number."""
+    for arg in op.args:
+        if isinstance(arg, Value) and arg.number is not None:
+            return arg.number
+        if isinstance(arg, int | float) and not isinstance(arg, bool):
+            return float(arg)
+    return None
+
+
 def matmul_operands(op: Op | None) -> tuple[Value, Value] | None:
     """The two factors of a matmul, whatever bias it adds; None for anything else."""
     if op is None or op.base not in MATMULS:

@@ -125,7 +125,7 @@ class Replay:
             raise CannotReplay(f"{op.name}: {type(error).__name__}") from error
         if tuple(result.shape) != value.shape:
             raise CannotReplay(f"{op.name} gives another shape")
-        return result
+        return _double(result)  # torch.full and others without a dtype make float32
 
 
 def is_end(value: Value) -> bool:

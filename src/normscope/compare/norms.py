@@ -50,6 +50,8 @@ def norm_bias(norm: FoundNorm) -> Value | None:
     own = norm.core.arg(at, "bias") if at is not None else None
     if isinstance(own, Value) and own.learnt:
         return own
+    if norm.bias is not None:
+        return norm.bias
     value = norm.output
     while value is not norm.core.outputs[0] and value.op is not None:
         learnt = [v for v in value.inputs if v.is_weight]
