@@ -288,6 +288,20 @@ def test_a_branch_that_reads_the_stream_normed_and_raw_is_said() -> None:
     assert not anatomy.stacks[0].complete
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_group_norm_of_an_image_is_one_whatever_its_size(size: int) -> None:
+    class Image(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.map = nn.GroupNorm(1, WIDTH), nn.Conv2d(WIDTH, WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.map(self.norm(x))
+
+    anatomy = read_anatomy(nn.Sequential(Image(), Image()), torch.randn(2, WIDTH, size, size))
+    assert [b.norm for b in anatomy.branches] == ["groupnorm", "groupnorm"]
+
+
 def test_an_image_is_features_then_tokens() -> None:
     values = record_forward(nn.Identity(), torch.randn(2, 3, 4, 4)).values
     image: Value = next(v for v in values if v.origin == "input")

@@ -118,7 +118,8 @@ def _is_over_features(op: Op) -> bool:
         return False
     axes = set(range(len(op.source.shape))) - {0 if is_group else 1}
     over, others = counted(op.source, axes), counted(op.source, {0 if is_group else 1})
-    return over == {"feature"} and "feature" not in others
+    # An image of one pixel has no tokens: its group norm is over the pixels all the same.
+    return over == {"feature"} and "token" in others and "feature" not in others
 
 
 def _opaque(op: Op) -> FoundNorm | None:
