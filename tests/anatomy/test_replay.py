@@ -151,3 +151,18 @@ def test_cuts_are_passed_by_every_way() -> None:
 
     _, start, end = recorded(part)
     assert [value.base for value in cuts(start, end)] == ["mm", "mul", "add", "tanh"]
+
+
+def test_a_constant_made_inside_is_float64_and_gradients_pass() -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.full((5, 1), 0.2)
+
+    x = torch.randn(2, 3, 5)
+    graph = record_forward(Mean(), x)
+    given = x.double().requires_grad_()
+    start = next(v for v in graph.values if v.origin == "input")
+    (mean,) = Replay().run({start: given}, graph.outputs)
+    (gradient,) = torch.autograd.grad(mean.sum(), given)
+    assert torch.allclose(mean, x.double().mean(-1, keepdim=True), atol=1e-15)
+    assert torch.equal(gradient, torch.full_like(given, 0.2))

@@ -125,7 +125,7 @@ class Replay:
             raise CannotReplay(f"{op.name}: {type(error).__name__}") from error
         if tuple(result.shape) != value.shape:
             raise CannotReplay(f"{op.name} gives another shape")
-        return _double(result)  # torch.full and others without a dtype make float32
+        return result
 
 
 def is_end(value: Value) -> bool:
@@ -150,6 +150,8 @@ def _call(op: Op, value: Value, known: Mapping[Value, Tensor]) -> Any:
     args, kwargs = tree_map(lambda x: _DTYPES.get(x, x) if isinstance(x, torch.dtype) else x, given)
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
+    if value.floating and not op.inputs and any(a.name == "dtype" for a in func._schema.arguments):
+        kwargs.setdefault("dtype", torch.float64)  # torch.full makes float32 by itself
     return func(*args, **kwargs)
 
 
