@@ -342,6 +342,7 @@ def layer_norm(x: Tensor) -> Tensor:
         lambda x: x.mean(-1, keepdim=True),
         lambda x: x.norm(p=1, dim=-1, keepdim=True),
         lambda x: (x**4).mean(-1, keepdim=True).sqrt(),
+        lambda x: x.abs().mean(),
     ],
 )
 @pytest.mark.parametrize(
