@@ -11,7 +11,7 @@ import torch
 
 from normscope.anatomy import Anatomy
 from normscope.compare.align import align
-from normscope.compare.differences import compare_structures, made_up_for
+from normscope.compare.differences import compare_structures, made_up_for, settled_by
 from normscope.compare.draws import start_of
 from normscope.compare.function import compare as compare_functions
 from normscope.compare.given import MapError
@@ -216,17 +216,19 @@ def _compare(run: Comparison, progress: Progress) -> None:
 
 
 def _weigh(run: Comparison) -> None:
-    """Drop the differences of the structure that the weights make up for."""
+    """Drop the differences of the structure that the function part settles, or the weights make up for."""
     structure, function = run.outcomes.get(Part.STRUCTURE), run.outcomes.get(Part.FUNCTION)
-    if structure is None or function is None or function.differences:
+    if structure is None or function is None or function.compared.how != "whole":
         return
-    if function.compared.how == "whole" and "as they stand" in function.compared.said:
-        kept, notes = made_up_for(structure.differences)
-        said = structure.compared.said if kept or structure.compared.said else "the same structure"
-        compared = dataclasses.replace(structure.compared, said=said)
-        run.outcomes[Part.STRUCTURE] = dataclasses.replace(
-            structure, compared=compared, differences=kept, notes=(*structure.notes, *notes)
-        )
+    kept, notes = settled_by(function, structure.differences, run.rows)
+    if not function.differences and "as they stand" in function.compared.said:
+        kept, made_up = made_up_for(kept)
+        notes += made_up
+    said = structure.compared.said if kept or structure.compared.said else "the same structure"
+    compared = dataclasses.replace(structure.compared, said=said)
+    run.outcomes[Part.STRUCTURE] = dataclasses.replace(
+        structure, compared=compared, differences=kept, notes=(*structure.notes, *notes)
+    )
 
 
 def _outcome(run: Comparison, part: Part) -> Outcome:

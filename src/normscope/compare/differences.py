@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from normscope.compare.facts import FACTS, MADE_UP_FOR, differing, in_words, name_of, sentence
+from normscope.compare.outcome import Outcome
+from normscope.compare.places import Rows, Spot
 from normscope.compare.types import Difference, Pair, Part, Place
 
 Site = tuple[str | None, str | None]
@@ -56,6 +58,33 @@ def _difference(key: tuple[Any, ...], values: tuple[Any, Any], sites: list[Site]
     words = f"{has} has {number} {one if number == 1 else many} that {lacks} lacks."
     a, b = (None, number) if only_b else (number, None)
     return Difference(Part.STRUCTURE, name, tuple(sites), a, b, words)
+
+
+def settled_by(
+    function: Outcome, found: Sequence[Difference], rows: Pair
+) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """The differences that the function part leaves, and notes on those that it settles.
+
+    What it settles is read in one model and not in the other, or written in another way, at a place where the
+    two compute the same.
+    """
+    places = Rows(rows)
+    apart = {_row(spot) for each in function.differences for spot in places.spots(each)}
+    kept, notes = [], []
+    for each in found:
+        is_near = not apart.isdisjoint(map(_row, places.spots(each)))
+        if is_near or each.name not in function.settled:
+            kept.append(each)
+        else:
+            where = places.fold(each)
+            same = f"The two compute the same in {where}, whatever their weights"
+            notes.append(f"{same}, but their code is read differently: {each.message}")
+    return tuple(kept), tuple(notes)
+
+
+def _row(spot: Spot) -> tuple[int, int] | None:
+    """The row of a place; None outside of the blocks."""
+    return None if spot.stack is None or spot.row is None else (spot.stack, spot.row)
 
 
 def made_up_for(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:

@@ -229,6 +229,35 @@ MADE_UP_FOR = frozenset(
     }
 )
 """Differences that weights can make up for: q and k permuted for another layout, gains shifted by one."""
+_UNSEEN = (
+    "context",
+    "window",
+    "rotary_scaling",
+    *(name for name in FACTS if "dropout" in name or name.endswith("norm_offset")),
+)
+_OF_WEIGHTS = (
+    "outputs",
+    "tied_head",
+    "vocabulary",
+    "token_types",
+    "experts",
+    "bias",
+    *(name for name in FACTS if name.endswith(("_gain", "_bias"))),
+)
+
+
+def computed(*, same_weights: bool) -> frozenset[str]:
+    """Names of the differences that two models cannot have if they compute the same with any weights.
+
+    Left out is what one batch does not show in eval mode (dropout, a window or a table of positions that is
+    longer than the batch), and that a gain is held as 1 + w, which changes its weight decay.
+
+    Args:
+        same_weights: whether both train as many numbers; else they may differ in which weights are tied,
+            learnt or there at all.
+    """
+    left = {*_UNSEEN, *(() if same_weights else _OF_WEIGHTS)}
+    return frozenset({name_of(name) for name in FACTS if name not in left} | {"stack", "blocks", "branch"})
 
 
 def same_value(a: Any, b: Any) -> bool:

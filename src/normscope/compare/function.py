@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from normscope.compare.facts import differing, name_of, sentence
+from normscope.compare.differences import compare_structures
+from normscope.compare.facts import computed, differing, name_of, sentence
 from normscope.compare.function_words import Wording, alike, as_data
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
@@ -37,6 +38,13 @@ from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
 from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 from normscope.compare.walkers import CannotFeedError, Walker, fed
+from normscope.compare.whole import (
+    agrees,
+    has_as_many,
+    parts_at_end,
+    uses_same_weights,
+    without_partings,
+)
 
 _SEED = 1
 _MOSTLY = 0.5
@@ -88,14 +96,13 @@ class _Function:
     notes: list[str] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
     found: list[tuple[float, Difference]] = field(default_factory=list)
+    settled: frozenset[str] = frozenset()
 
     def run(self) -> Outcome:
         """The whole part."""
         first, second = (_open(side, name) for side, name in ((self.a, "A"), (self.b, "B")))
         stacks = [[stack.name for stack in each.holdings.anatomy.stacks] for each in (first, second)]
-        if len(stacks[0]) != len(stacks[1]) or not stacks[0]:
-            a, b = (" and ".join(names) or "no residual stream" for names in stacks)
-            return _not(f"the two have different stacks: {a} in A, {b} in B")
+        has_partners = len(stacks[0]) == len(stacks[1]) > 0
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
         own = map_weights(first.holdings, second.holdings, self.rows, self.given, as_made=True)
         self.one, self.two, self.notes = fed(self.a, self.b, first, second)
@@ -107,15 +114,40 @@ class _Function:
         self.wording = Wording(self.one, self.two, self.rows)
         self.notes += self.wording.unmapped(self.weights)
         self.notes += loading_notes(self.weights, generic, second.holdings)
-        if are_given and (found := self._as_they_stand(own)) is not None:
-            return self._outcome(found)
+        stands = self._as_they_stand(own) if are_given and has_partners else None
+        if stands is not None and not compare_structures(self.pair):
+            return self._outcome(stands)
         steps_a, steps_b = self.one.walk(), self.two.walk()
         self.noise = self._rounding(steps_a, steps_b)
         found = self._compared(steps_a, steps_b)
-        self._judge(found, steps_a)
+        is_random = (self.random_a, self.random_b) != (None, None)
+        holdings = (self.one.opened.holdings, self.two.opened.holdings)
+        if not is_random and agrees(found, steps_a, steps_b, self.weights, *holdings):
+            found = without_partings(found)
+            self._settle(steps_a, steps_b)
+        elif not has_partners:
+            a, b = (" and ".join(names) or "no residual stream" for names in stacks)
+            return _not(f"the two have different stacks: {a} in A, {b} in B")
+        else:
+            self.notes += self.wording.guessed(self.weights)
+        if stands is not None:
+            return self._outcome(stands)
+        self._judge(found, steps_a, steps_b)
         if found.first is None and found.first_gradient is None and self.stood is not None:
-            return self._outcome(self.stood)  # the weights alone differ
+            return self._only_weights(found, self.stood)
         return self._outcome(found)
+
+    def _only_weights(self, found: Walked, stood: Walked) -> Outcome:
+        """The result for functions that agree with the same weights, and part as the weights stand."""
+        if not parts_at_end(stood):
+            return self._outcome(found)
+        if not self.found and stood.first is not None:
+            self._add(self.wording.parting(stood.first, "value"), stood.first.key[:3])
+        return self._outcome(stood)
+
+    def _settle(self, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
+        """Note that all that the two compute is accounted for."""
+        self.settled = computed(same_weights=has_as_many(steps_a, steps_b))
 
     def _without_constants(self, holdings: Holdings) -> Holdings:
         generic = without_constants(holdings)
@@ -176,13 +208,14 @@ class _Function:
             noise = dict.fromkeys(noise, (0.0, 0.0))
         return noise
 
-    def _compared(self, steps_a: tuple[Step, ...], steps_b: tuple[Step, ...]) -> Walked:
+    def _compared(self, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> Walked:
         one, two = self.one.opened.holdings, self.two.opened.holdings
         return walked(steps_a, steps_b, one, two, self.rows, self.noise, self.rtol, self.one.real)
 
     # Judging
 
-    def _judge(self, found: Walked, steps_a: tuple[Step, ...]) -> None:
+    def _judge(self, found: Walked, steps_a: Sequence[Step], before: Sequence[Step]) -> None:
+        """Find the reasons; `before` are B's steps without patches."""
         if found.first is not None:
             result = self._search(found, steps_a)
             for group in grouped([one for each in result.found for one in self._of_head(each)]):
@@ -193,6 +226,8 @@ class _Function:
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
+            if uses_same_weights(steps_a, before, self.weights):
+                self._settle(steps_a, before)
             if any(each.reason.name in _VALUES_ONLY for each in result.found):
                 return
             if result.found:
@@ -289,7 +324,7 @@ class _Function:
         ordered = [difference for _, difference in sorted(self.found, key=lambda each: each[0])]
         return tuple(replace(each, is_first=n == 0) for n, each in enumerate(ordered))
 
-    def _search(self, found: Walked, steps_a: tuple[Step, ...]) -> Search:
+    def _search(self, found: Walked, steps_a: Sequence[Step]) -> Search:
         two = self.two
         b = self._side(two, ())
         return search(
@@ -329,7 +364,7 @@ class _Function:
                 notes=tuple(self.notes),
             )
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
-        return Outcome(compared, self.differences, as_data(self.weights), tuple(self.notes))
+        return Outcome(compared, self.differences, as_data(self.weights), tuple(self.notes), self.settled)
 
     def _first_spoilt(self, found: Walked) -> str | None:
         """The first place of the stream whose values are not finite."""

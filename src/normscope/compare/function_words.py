@@ -105,7 +105,7 @@ class Wording:
         }
 
     def unmapped(self, weights: Weights) -> list[str]:
-        """Notes on weights without a partner, computed weights, and partners that were guessed."""
+        """Notes on weights without a partner, and on computed weights."""
         notes = []
         for side, names in (("A", weights.only_a), ("B", weights.only_b)):
             if names:
@@ -116,10 +116,13 @@ class Wording:
         if put := [name for name in made if name in weights.values]:
             shown = _first(put)
             notes.append(f"B computes these weights; what A multiplies with was put in their place: {shown}.")
-        if weights.guessed:
-            shown = _first(weights.guessed)
-            notes.append(f"The partners of these weights of B were guessed: {shown}. --map FILE sets them.")
         return notes
+
+    def guessed(self, weights: Weights) -> list[str]:
+        """A note on the partners that were guessed, where there are any."""
+        shown = _first(weights.guessed)
+        words = f"The partners of these weights of B were guessed: {shown}. --map FILE sets them."
+        return [words] if weights.guessed else []
 
 
 def _first(names: Sequence[str]) -> str:

@@ -29,12 +29,14 @@ class Held:
         value: its value.
         pieces: its parts.
         made_of: of a computed weight: parameter → what it is there; empty for a parameter.
+        nth: its number in the order of the first uses in a forward; None where it is not used.
     """
 
     name: str
     value: Tensor
     pieces: tuple[Piece, ...] = ()
     made_of: Mapping[str, Part] = field(default_factory=dict)
+    nth: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def holdings_of(twin: Twin, is_given: bool | None = None) -> Holdings:
     pieces = uses.pieces()
     inside = (name for each in uses.made for name in each.parts)
     buffers = sorted({*inside, *buffers_read(twin.graph)} - parameters.keys())
-    held = [Held(name, twin.own(name), tuple(pieces.get(name, ()))) for name in (*parameters, *buffers)]
+    held = [
+        Held(name, twin.own(name), tuple(pieces.get(name, ())), nth=uses.order.get(name))
+        for name in (*parameters, *buffers)
+    ]
     held += [
         Held(each.name, uses.computed[each.name], tuple(pieces.get(each.name, ())), each.parts)
         for each in uses.made

@@ -16,9 +16,12 @@ class Outcome:
         differences: in the order of the forward pass; in the function part the first is where they part.
         weights: how the weights were mapped, as plain data for `Diff.weights`; None in the other parts.
         notes: further facts that a reader must know.
+        settled: of the function part: names of the differences of structure that the two can have only where
+            this part found one, since it accounts for all that they compute, whatever their weights.
     """
 
     compared: Compared
     differences: tuple[Difference, ...] = ()
     weights: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    settled: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from normscope.compare.holdings import Holdings
 from normscope.compare.reasons.scene import real_rows
 from normscope.compare.rows import Rows
 from normscope.compare.types import Step
-from normscope.compare.walk import OUTPUT, OUTSIDE, Key
+from normscope.compare.walk import OUTPUT, OUTSIDE, WEIGHT, Key
 
 MASKED = -1e4
 """Largest logit of a key that is masked."""
@@ -233,7 +233,7 @@ def walked(
             if key is not None and step.key[3].endswith(" in"):
                 key = (*key[:3], f"{key[3]} in")
         other = None if key is None else by_b.get(key)
-        if step.key[3].startswith("weight "):
+        if step.key[3].startswith(WEIGHT):
             continue
         if other is not None:
             matched.add(other.key)
@@ -252,7 +252,7 @@ def walked(
             )
         )
     for step in b:
-        if step.key not in matched and not step.key[3].startswith("weight "):
+        if step.key not in matched and not step.key[3].startswith(WEIGHT):
             pairs.append(Compared(None, step, None, None, FLOOR, FLOOR))
     return Walked(tuple(pairs), slots_a, slots_b)
 

@@ -101,6 +101,7 @@ class Weights:
         made_from: parameter of B → (parameters of A, how, in words: "rows 0–63 of c_attn, transposed").
         only_a, only_b: parameters without a partner.
         guessed: parameters of B whose partner was chosen by shape or value alone.
+        filled: parameters of B of which A lacks a part, such as a bias: it is filled with zeros or ones.
     """
 
     values: Mapping[str, Tensor]
@@ -108,6 +109,7 @@ class Weights:
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

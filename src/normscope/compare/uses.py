@@ -32,7 +32,7 @@ class Uses:
         }
         self.ends: list[tuple[int, At]] = []  # index of the last value of each branch, in order
         self.starts: list[tuple[int, int]] = []  # first value of each stack, and its last
-        self.roles: dict[str, tuple[At, tuple[str, ...]]] = {}
+        self.roles: dict[str, dict[At, tuple[str, ...]]] = {}  # layers may share a parameter, or have slices
         self.norms: dict[Site, tuple[At, str]] = {}
         self._read_anatomy()
         self.inside = dict(self._norm_ops())
@@ -43,6 +43,7 @@ class Uses:
         self.fused = self._fused()
         self.seen: dict[Slot, int] = {}
         self.numbers: dict[tuple[Op, Slot], int] = {}
+        self.order: dict[str, int] = {}  # of the first uses
 
     def _read_anatomy(self) -> None:
         for s, stack in enumerate(self.anatomy.stacks):
@@ -51,7 +52,7 @@ class Uses:
                     at = (s, b, n)
                     self.ends.append((self._index(branch.sum), at))
                     for projection in branch.projections:
-                        self.roles.setdefault(projection.parameter, (at, projection.roles))
+                        self.roles.setdefault(projection.parameter, {})[at] = projection.roles
                     for i, norm in enumerate(branch.norms):
                         self.norms.setdefault(norm.output, (at, f"norm {i}"))
             if stack.final_norm is not None:
@@ -90,8 +91,7 @@ class Uses:
         found: dict[Op, RowsOf] = {}
         branches: dict[Op, Branch] = {}
         for op in self.graph.ops:
-            name = self._parameter(op)
-            at, roles = self.roles.get(name or "", (OUT, ()))
+            at, roles = self._role_of(op)
             branch = self._branch(at)
             if len(roles) < 2 or branch is None:
                 continue
@@ -138,6 +138,7 @@ class Uses:
                 users = (op for op in value.users if _consumes(op))
                 uses += [(op.outputs[0].index, name, start, value, where, op) for op in users]
         uses.sort(key=lambda use: use[0])
+        self.order = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, *_ in uses))}
         found: dict[str, list[Piece]] = {}
         done: set[tuple[str, Op]] = set()
         for _, name, start, value, where, op in uses:
@@ -163,7 +164,7 @@ class Uses:
         """Features of each role in the step of each fused projection."""
         found: dict[Key, RowsOf] = {}
         for op, rows in self.fused.items():
-            at, roles = self.roles[self._parameter(op) or ""]
+            at, roles = self._role_of(op)
             if set(rows) == set(roles):
                 found.setdefault((*at, " and ".join(roles)), rows)
         return found
@@ -183,7 +184,7 @@ class Uses:
             elif weight_of(op) is value and (role := self._role(op)) is not None:
                 yield Piece(Slot(*role, "other"), torch.arange(start.numel).reshape(start.shape))
         elif norm is not None:
-            yield from self._norm_piece(start, where, norm)
+            yield from self._norm_piece(start, value, where, norm)
         elif is_weight:
             yield from self._weight(start, where, value, op)
         elif op.base in MATMULS | CONVOLUTIONS:
@@ -204,10 +205,12 @@ class Uses:
         else:
             yield Piece(Slot(self.at(op.outputs[0]), "embedding", "table"), where)
 
-    def _norm_piece(self, leaf: Value, where: Tensor, norm: FoundNorm) -> Iterator[Piece]:
+    def _norm_piece(self, leaf: Value, value: Value, where: Tensor, norm: FoundNorm) -> Iterator[Piece]:
+        """The use of `leaf` in a norm that reads `value` of it, such as the slice of a layer."""
         at, role = self._norm_role(norm)
         flat = where.squeeze() if where.numel() > 1 else where.reshape(1)
-        if norm.weight is leaf or (norm.weight is not None and norm.weight.name == leaf.name):
+        gain = norm.weight
+        if gain is not None and (gain.name == leaf.name or gain in search([value], lambda v: v.inputs)):
             yield Piece(Slot(at, role, "gain"), flat, norm.weight_offset)
         else:
             yield Piece(Slot(at, role, "shift" if leaf.numel > 1 else "other"), flat)
@@ -256,8 +259,14 @@ class Uses:
 
     def _role(self, op: Op) -> tuple[At, str] | None:
         """The branch and the role of a map; None outside of the branches."""
-        at, roles = self.roles.get(self._parameter(op) or "", (OUT, ()))
+        at, roles = self._role_of(op)
         return (at, "+".join(roles)) if roles else None
+
+    def _role_of(self, op: Op) -> tuple[At, tuple[str, ...]]:
+        """The branch of a map and its roles there; none outside of the branches."""
+        places = self.roles.get(self._parameter(op) or "", {})
+        at = self.at(op.outputs[0]) if places else OUT
+        return (at, places[at]) if at in places else next(iter(places.items()), (OUT, ()))
 
     def _parts(self, op: Op, num: int) -> tuple[At, dict[str, Tensor]]:
         """The rows of a map's output, of which there are `num`, by role."""
@@ -322,6 +331,12 @@ def _table_behind(op: Op, leaf: Value) -> Value | None:
     return None
 
 
+def _is_broadcast(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a bias of heads, such as (H, 1, K), is added to (B, H, T, K)."""
+    last = whole[len(whole) - len(shape) :]
+    return len(last) == len(shape) and all(own in (1, size) for own, size in zip(shape, last, strict=True))
+
+
 def _matmul_behind(op: Op, bias: Value) -> Op | None:
     """The parameterised matmul whose output an op adds `bias` to."""
     shape = tuple(bias.shape)
@@ -329,7 +344,7 @@ def _matmul_behind(op: Op, bias: Value) -> Op | None:
     for value in op.inputs:
         if value is bias or not value.live:
             continue
-        if not is_vector and shape != tuple(value.shape[-len(shape) :]):  # features parted into heads
+        if not is_vector and not _is_broadcast(shape, value.shape):  # features parted into heads
             continue
         behind = value.behind(SAME)
         sources = [behind]

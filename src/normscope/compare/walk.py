@@ -20,7 +20,7 @@ from normscope.anatomy import Anatomy, Branch, Norm, Projection, Site, capture, 
 from normscope.anatomy.assemble import assemble
 from normscope.anatomy.graph import Graph, Op, Value
 from normscope.anatomy.ops import SAME, matmul_operands, weight_of
-from normscope.anatomy.projections import parameter_of
+from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.anatomy.reading import record_forward
 from normscope.compare.exact import exact, wide, wide_copy, widen
 from normscope.compare.layout import Layout, heads_first, pairs_last, tokens_first
@@ -34,6 +34,8 @@ Key = tuple[int, int, int, str]
 T = TypeVar("T")
 OUTSIDE = -1
 OUTPUT = "output of the model"
+WEIGHT = "weight "
+"""Beginning of the names of steps that hold the gradient of the loss in a parameter."""
 _STEP = 2.0**-52
 _NOISE_SEED = 20_011
 
@@ -241,7 +243,7 @@ class Twin:
             key = (OUTSIDE, OUTSIDE, OUTSIDE, OUTPUT)
             steps.append(Step(key, OUTPUT, _plain(final.detach()), _plain(final_grad)))
         steps += [
-            Step((OUTSIDE, OUTSIDE, OUTSIDE, f"weight {n}"), n, None, _plain(g)) for n, g in own.items()
+            Step((OUTSIDE, OUTSIDE, OUTSIDE, f"{WEIGHT}{n}"), n, None, _plain(g)) for n, g in own.items()
         ]
         return tuple(steps)
 
@@ -463,8 +465,8 @@ class _Maker:
             path = projection.parameter.rpartition(".")[0]
             found.append(self.place((*at, name), path, self.mapped(projection)))
             if projection.roles in (("o",), ("down",)):
-                ops = self.by_parameter.get(projection.parameter, [])
-                if (read := _read_by(ops[0]) if ops else None) is not None:
+                op = self.op_of(projection)
+                if (read := None if op is None else _read_by(op)) is not None:
                     name = "mixed" if projection.roles == ("o",) else "act"
                     found.append(self.place((*at, name), path, read.site))
         for attention in branch.attention[:1]:
@@ -488,10 +490,16 @@ class _Maker:
 
     def mapped(self, projection: Projection) -> Site:
         """The output of a projection, with the bias that is added once its features are parted into heads."""
-        ops = self.by_parameter.get(projection.parameter, [])
-        known, added = self.value(projection.output), bias_added(ops[0]) if ops else None
+        op = self.op_of(projection)
+        known, added = self.value(projection.output), None if op is None else bias_added(op)
         is_later = known is not None and added is not None and added.outputs[0].index > known.index
         return added.outputs[0].site if added is not None and is_later else projection.output
+
+    def op_of(self, projection: Projection) -> Op | None:
+        """The matmul of a projection; of a parameter with a slice for each layer, that of its layer."""
+        ops = self.by_parameter.get(projection.parameter, [])
+        made = (op for op in ops if reshaped(op.outputs[0]).site == projection.output)
+        return next(made, ops[0] if ops else None)
 
     def biased(self, site: Site) -> Site | None:
         """The sum with a bias that is added to it right after the join, as in `x + y @ w + bias`."""

@@ -42,21 +42,25 @@ def changes(
 ) -> Iterator[Change]:
     """The changes of all mapped weights, in B's order.
 
-    A weight with the values of one of A that has no partner was not changed: it is used in another place.
+    A weight with the values of one of A that has no partner, or a guessed one, was not changed: it is used in
+    another place. So is one whose partner was guessed, with the values of any other weight of A.
 
     Args:
         own: A's own weights in B's layout.
         a, b: the sides with their own weights.
         heads: branch of B → width of its heads, by which a permutation is recognised.
     """
-    spare = [h.value for h in a.held if h.name in own.only_a and not _is_constant(h.value)]
+    guesses = {source for name in own.guessed for source in own.made_from[name][0]}
+    drawn = [h for h in a.held if not _is_constant(h.value)]
+    spare = [h.value for h in drawn if h.name in own.only_a or h.name in guesses]
     offsets = {h.name: p.offset for h in a.held for p in h.pieces if p.slot.kind == "gain"}
     for held in b.held:
         expected = own.values.get(held.name)
         sources = own.made_from.get(held.name, ((), ""))[0]
         if expected is None or not sources or expected.shape != held.value.shape:
             continue
-        if _is_close(expected, held.value) or any(_is_close(each, held.value) for each in spare):
+        others = [each.value for each in drawn] if held.name in own.guessed else spare
+        if _is_close(expected, held.value) or any(_is_close(each, held.value) for each in others):
             continue
         other = _taken(held, own, b)
         if other is not None:

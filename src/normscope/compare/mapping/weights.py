@@ -5,7 +5,8 @@ by parts  parameters of weights that both models compute in one way
 by use    each piece of B's parameter from the piece of A that has the same use at the aligned place
 by name   what is left, where the names and shapes are mostly the same in both
 by place  the only one of its kind and shape that is left in a branch
-by rest   what is left: equal values, then the most similar name among those of one shape (a guess)
+by rest   what is left: equal values; then guesses: the order of the uses, where both sides have as many of a
+          shape, and the most similar name among those of one shape
 """
 
 import difflib
@@ -43,6 +44,7 @@ class _Found:
     values: dict[str, Tensor] = field(default_factory=dict)
     made_from: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     guessed: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     covered: set[str] = field(default_factory=set)
     misfits: list[str] = field(default_factory=list)
@@ -80,11 +82,12 @@ def map_weights(
         _copied(a, b, found)
     _by_place(a, b, rows, found)
     _by_value(a, b, found)
+    _by_order(a, b, found)
     _by_name(a, b, found)
     only_a = tuple(name for name in a.named() if name not in found.used)
     only_b = tuple(name for name in b.named() if name not in found.covered)
     _require_most(a, b, found, only_b)
-    return Weights(found.values, found.made_from, only_a, only_b, tuple(found.guessed))
+    return Weights(found.values, found.made_from, only_a, only_b, tuple(found.guessed), tuple(found.filled))
 
 
 def has_same_layout(a: Holdings, b: Holdings) -> bool:
@@ -204,6 +207,7 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
             elif slot is not None and (plain := _plain(piece, slot, slots, a)) is not None:
                 made.append((piece, plain))
                 words.append(f"{float(plain.flatten()[0]):g}: A has none")
+                found.filled.append(to.name)
         covered = sum(piece.elements.numel() for piece, _ in made)
         tied = len(to.pieces) > 1 and len(made) < len(to.pieces) and covered >= to.value.numel()
         if made and (len(made) == len(to.pieces) or tied):
@@ -301,6 +305,22 @@ def _by_value(a: Holdings, b: Holdings, found: _Found) -> None:
         same = [each for each in free if torch.equal(each.value, to.value)]
         if len(same) == 1:
             found.put(to, same[0].value.clone(), same, "by its values")
+
+
+def _by_order(a: Holdings, b: Holdings, found: _Found) -> None:
+    """What both sides have as many of, in the order in which a forward uses it."""
+    groups: dict[tuple[int, ...], tuple[list[Held], list[Held]]] = {}
+    for side, (holdings, done) in enumerate(((a, found.used), (b, found.covered))):
+        left = [each for each in holdings.named().values() if each.name not in done and each.nth is not None]
+        for held in sorted(left, key=lambda each: each.nth or 0):
+            shape = tuple(n for n in held.value.shape if n > 1)
+            groups.setdefault(shape, ([], []))[side].append(held)
+    for ours, theirs in groups.values():
+        if len(ours) == len(theirs):
+            for source, to in zip(ours, theirs, strict=True):
+                value = source.value.reshape(to.value.shape).clone()
+                found.put(to, value, [source], "guessed by its shape and the order of use")
+                found.guessed.append(to.name)
 
 
 def _by_name(a: Holdings, b: Holdings, found: _Found) -> None:

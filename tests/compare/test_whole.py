@@ -1,0 +1,150 @@
+"""Models that agree as a whole: what the function part settles of the structure, and how it knows."""
+
+import copy
+from typing import Any
+
+import made
+import pytest
+import torch
+from made import Options
+from torch import Tensor, nn
+
+import normscope
+from normscope.compare import Diff, structure
+from normscope.compare.types import Part
+
+WRONG = {"qk_norm": "head", "norm": "batchnorm", "head_scale": 3.0, "parallel": True, "final_norm": "none"}
+"""Facts that are read wrongly of one side, at each level of a structure."""
+KEPT = {"attention_dropout": 0.3, "window": 64}
+"""Facts that equal functions do not settle."""
+
+
+def compared(a: Any, b: Any, **options: Any) -> Diff:
+    """Structure and function."""
+    return normscope.diff(a, b, parts="structure,function", batch=made.batch(), reraise=True, **options)
+
+
+def misread(monkeypatch: pytest.MonkeyPatch, path: str, facts: dict[str, Any]) -> None:
+    """Let the reading of models whose modules are called `path` have these facts where it has such."""
+    own = structure._Reader.model
+
+    def model(self: Any) -> Any:
+        place = own(self)
+        return spoilt(place) if path in self.modules else place
+
+    def spoilt(place: Any) -> Any:
+        wrong = {name: value for name, value in facts.items() if name in place.facts}
+        parts = tuple(map(spoilt, place.parts))
+        return type(place)(place.level, place.name, {**place.facts, **wrong}, parts)
+
+    monkeypatch.setattr(structure._Reader, "model", model)
+
+
+class Wrapped(nn.Module):
+    """A model under another name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.inner(ids)
+
+
+def two() -> tuple[nn.Module, nn.Module]:
+    """A model and its copy with modules of other names."""
+    model = made.made("plain", Options())
+    return model, Wrapped(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("fact", WRONG)
+def test_a_fact_that_is_read_wrongly_is_no_difference_of_equal_functions(
+    monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    a, b = two()
+    misread(monkeypatch, "inner", {fact: WRONG[fact]})
+    assert compared(a, b).differences == ()
+    notes = [note for note in compared(a, b).notes if "whatever their weights" in note]
+    assert len(notes) == 1
+    alone = normscope.diff(a, b, parts="structure", batch=made.batch(), reraise=True)
+    assert [each.name for each in alone.differences] == [fact.replace("_", "-")]
+
+
+@pytest.mark.parametrize("fact", KEPT)
+def test_what_a_batch_does_not_show_is_kept(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
+    a, b = two()
+    misread(monkeypatch, "inner", {fact: KEPT[fact]})
+    assert [each.name for each in compared(a, b).differences] == [fact.replace("_", "-")]
+
+
+def test_beside_a_difference_only_its_block_keeps_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = two()
+    eps = next(m for name, m in b.named_modules() if isinstance(m, nn.LayerNorm) and ".1." in f"{name}.")
+    eps.eps = 1e-3
+    misread(monkeypatch, "inner", {"activation": "tanh", "embedding_scale": 3.0})
+    found = compared(a, b)
+    assert [each.name for each in found.of(Part.FUNCTION)] == ["norm-eps"]
+    assert [each.name for each in found.of(Part.STRUCTURE)] == ["activation", "norm-eps"]
+    (beside,) = [note for note in found.notes if "whatever their weights" in note]
+    assert "token embeddings" in beside
+
+
+class Tied(nn.Module):
+    """Two maps whose branches are on the stream; the second one may be a product of two."""
+
+    def __init__(self, *, is_cut: bool = False, is_zero: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = nn.Parameter(torch.randn(32, 16, generator=generator))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.ups = nn.ParameterList(torch.randn(16, 32, generator=generator) / 4 for _ in range(3))
+        self.downs = nn.ParameterList(torch.randn(32, 16, generator=generator) / 6 for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(16)) if is_zero else None
+        self.is_cut = is_cut
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table[ids]
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            hidden = (norm(x) @ up).relu()
+            x = x + (hidden.detach() if self.is_cut else hidden) @ down
+        return x if self.bias is None else x + self.bias
+
+
+def test_equal_outputs_with_other_gradients_are_not_the_same() -> None:
+    ids = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
+    found = normscope.diff(Tied(), Tied(is_cut=True), parts="function", batch=ids, reraise=True)
+    assert found.differences
+
+
+def test_a_bias_of_zeros_that_one_side_lacks_is_a_difference() -> None:
+    ids = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
+    assert normscope.diff(Tied(), Tied(is_zero=True), parts="structure,function", batch=ids).differences
+
+
+class Stacked(Tied):
+    """The same with the weights of all layers in one tensor each, whose names say nothing."""
+
+    def __init__(self, source: Tied) -> None:
+        nn.Module.__init__(self)
+        self.z = copy.deepcopy(source.table)
+        gains, biases = ([getattr(norm, name) for norm in source.norms] for name in ("weight", "bias"))
+        tensors = {"a": gains, "b": biases, "c": source.ups, "d": source.downs}
+        for name, each in tensors.items():
+            self.register_parameter(name, nn.Parameter(torch.stack(list(each)).detach()))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = nn.functional.one_hot(ids, len(self.z)).to(self.z.dtype) @ self.z
+        for gain, bias, up, down in zip(self.a, self.b, self.c, self.d, strict=True):
+            x = x + (nn.functional.layer_norm(x, (16,), gain, bias) @ up).relu() @ down
+        return x
+
+
+def test_weights_stacked_over_layers_and_a_table_of_one_hot_rows_are_mapped() -> None:
+    ids = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
+    source = Tied()
+    found = normscope.diff(source, Stacked(source), parts="structure,function", batch=ids, reraise=True)
+    assert found.differences == ()
+    assert found.parts[1].how == "whole", found.parts[1].why
+    assert found.parts[1].figures["largest"] < 1e-12
+    assert found.weights["only_a"] == []
+    assert found.weights["only_b"] == []
