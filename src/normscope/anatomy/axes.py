@@ -129,6 +129,17 @@ def _axes(op: Op, out: Value) -> tuple[Axis, ...]:
             found = [axis for i, axis in enumerate(source.axes) if i not in gone]
         elif op.base == "gather":
             found = [_resized(axis, n) for axis, n in zip(source.axes, shape, strict=True)]
+        elif op.base == "im2col":  # patches of an image
+            found = list(_sized(["batch", "feature", "token"][3 - len(shape) :], shape))
+        elif op.base == "unfold" and len(shape) == len(source.shape) + 1:
+            dim = op.arg(1, "dimension", 0) % len(source.shape)
+            windows = [_resized(axis, n) for axis, n in zip(source.axes, shape[:-1], strict=True)]
+            found = [
+                *windows[:dim],
+                _axis("token", shape[dim]),
+                *windows[dim + 1 :],
+                _axis("feature", shape[-1]),
+            ]
         elif op.base == "stack":
             dim = op.arg(1, "dim", 0) % len(shape)
             found = [*source.axes[:dim], _axis("copy", shape[dim]), *source.axes[dim:]]

@@ -29,7 +29,7 @@ def add(y: Tensor, *, what: float | Tensor) -> Tensor:
     return y + _like(what, y)
 
 
-def combine(y: Tensor, *sources: Tensor, factors: tuple[float, ...], own: float = 0.0) -> Tensor:
+def combine(y: Tensor, *sources: Tensor, factors: tuple[float | Tensor, ...], own: float = 0.0) -> Tensor:
     """own·y + Σ factor·source."""
     total = own * y if own else torch.zeros_like(y)
     for factor, source in zip(factors, sources, strict=True):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from normscope.compare.given import MapError
 from normscope.compare.holdings import Held, Holdings
+from normscope.compare.mapping.divided import divided, grouped
 from normscope.compare.pieces import Piece, Slot
 from normscope.compare.rows import OUTSIDE, Rows
 from normscope.compare.types import Weights
@@ -184,6 +185,7 @@ def _factor(source: Held, part: Piece, to: Held, piece: Piece, is_given: bool) -
 
 def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
     slots = {piece.slot: (held, piece) for held in a.held for piece in held.pieces}
+    of_a, of_b = grouped(a), grouped(b)
     for to in b.held:
         if to.name in found.covered or not to.pieces:
             continue
@@ -193,7 +195,11 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
         for piece in to.pieces:
             slot = _slot_in_a(piece.slot, rows)
             partner = None if slot is None else slots.get(slot)
-            if slot is not None and partner is not None:
+            if slot is not None and (parts := divided(slot, piece, of_a, of_b)) is not None:
+                made.append((piece, parts[0]))
+                sources += parts[1]
+                words.append(f"joined or split: {' and '.join(each.name for each in parts[1])}")
+            elif slot is not None and partner is not None:
                 held, other = partner
                 is_given = a.is_given is True and b.is_given is True
                 value = _sized(_gathered(held, other) + _factor(held, other, to, piece, is_given), to, piece)
@@ -307,18 +313,24 @@ def _by_value(a: Holdings, b: Holdings, found: _Found) -> None:
             found.put(to, same[0].value.clone(), same, "by its values")
 
 
+def _common_shape(held: Held) -> tuple[int, ...]:
+    """The shape of the common form where a weight has one, else its own; without axes of one."""
+    shape = held.pieces[0].elements.shape if len(held.pieces) == 1 else held.value.shape
+    return tuple(n for n in shape if n > 1)
+
+
 def _by_order(a: Holdings, b: Holdings, found: _Found) -> None:
     """What both sides have as many of, in the order in which a forward uses it."""
     groups: dict[tuple[int, ...], tuple[list[Held], list[Held]]] = {}
     for side, (holdings, done) in enumerate(((a, found.used), (b, found.covered))):
         left = [each for each in holdings.named().values() if each.name not in done and each.nth is not None]
         for held in sorted(left, key=lambda each: each.nth or 0):
-            shape = tuple(n for n in held.value.shape if n > 1)
-            groups.setdefault(shape, ([], []))[side].append(held)
+            groups.setdefault(_common_shape(held), ([], []))[side].append(held)
     for ours, theirs in groups.values():
         if len(ours) == len(theirs):
             for source, to in zip(ours, theirs, strict=True):
-                value = source.value.reshape(to.value.shape).clone()
+                value = _fitted(source, to)
+                assert value is not None, "they have one shape"
                 found.put(to, value, [source], "guessed by its shape and the order of use")
                 found.guessed.append(to.name)
 

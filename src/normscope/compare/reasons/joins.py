@@ -58,8 +58,6 @@ def reasons(scene: Scene) -> Reasons:
         return
     sources = tuple(dict.fromkeys((a.source, *_outputs(scene.b))))
     extra: dict[str, Any] = {}
-    if isinstance(a.branch, Tensor):
-        return
     known = [name for name in _outputs(scene.b) if name in scene.b.places]
     patches: tuple[Patch, ...] = ()
     if known:
@@ -73,14 +71,24 @@ def reasons(scene: Scene) -> Reasons:
     if a.stream != b.stream and a.source != "none" != b.source:
         message = tell("The factor on the stream where the branch is added", a.stream, b.stream)
         yield Reason("stream-scale", "sum", a.stream, b.stream, message, patches)
-    if isinstance(b.branch, Tensor) or a.branch != b.branch:
-        right: Any = "one for each feature" if isinstance(b.branch, Tensor) else b.branch
-        message = tell("The factor on the branch", a.branch, right)
-        yield Reason("branch-scale", "sum", a.branch, right, message, patches)
+    if isinstance(a.branch, Tensor) or isinstance(b.branch, Tensor):
+        yield _by_features(a, b, patches)
+    elif a.branch != b.branch:
+        message = tell("The factor on the branch", a.branch, b.branch)
+        yield Reason("branch-scale", "sum", a.branch, b.branch, message, patches)
     for left, other in zip(a.others, b.others, strict=False):
         if left != other:
             message = tell("The factor on the branch that is parallel to this one", left, other)
             yield Reason("branch-scale", "sum", left, other, message, patches)
+
+
+def _by_features(a: Join, b: Join, patches: tuple[Patch, ...]) -> Reason:
+    kinds = ["learnt" if isinstance(each.branch, Tensor) else "add" for each in (a, b)]
+    words = ["a scale for each feature" if kind == "learnt" else "a sum" for kind in kinds]
+    message = f"The branch joins the stream by {words[0]} in A and by {words[1]} in B."
+    if kinds[0] == kinds[1]:
+        message = "The branch joins the stream by other scales for each feature in A than in B."
+    return Reason("join", "sum", *kinds, message, patches)
 
 
 def _source(name: str) -> str:
@@ -127,8 +135,20 @@ def _read(half: Half) -> Join | None:
             best = gap, Join(name, _tidy(stream), _tidy(branch), tuple(map(_tidy, rest)))
     if best is not None:
         return best[1]
+    entry = half.steps.get("entry")
+    if entry is not None and not others and entry.numel() == total.numel() == output.numel():
+        scales = _for_each_feature(total - entry.reshape(total.shape), output.reshape(total.shape))
+        if scales is not None:
+            return Join("entry", 1.0, scales)
     c, gap = factor(total, output.reshape(total.shape))
     return Join("none", 0.0, _tidy(c)) if gap < FITS else None
+
+
+def _for_each_feature(added: Tensor, output: Tensor) -> Tensor | None:
+    """The factors with added = factors · output, one for each feature; None where there are none."""
+    a, b = added.flatten(0, -2), output.flatten(0, -2)
+    factors = (a * b).sum(0) / (b * b).sum(0).clamp_min(1e-300)
+    return factors if float((a - factors * b).norm()) < FITS * float(a.norm()) else None
 
 
 def _tidy(value: float) -> float:
