@@ -325,12 +325,14 @@ def _by_order(a: Holdings, b: Holdings, found: _Found) -> None:
     for side, (holdings, done) in enumerate(((a, found.used), (b, found.covered))):
         left = [each for each in holdings.named().values() if each.name not in done and each.nth is not None]
         for held in sorted(left, key=lambda each: each.nth or 0):
-            groups.setdefault(_common_shape(held), ([], []))[side].append(held)
+            groups.setdefault(tuple(sorted(_common_shape(held))), ([], []))[side].append(held)
     for ours, theirs in groups.values():
         if len(ours) == len(theirs):
             for source, to in zip(ours, theirs, strict=True):
-                value = _fitted(source, to)
-                assert value is not None, "they have one shape"
+                is_turned = _common_shape(source) != _common_shape(to)  # a table that is read by one-hot rows
+                value = source.value.clone() if is_turned else _fitted(source, to)
+                if value is None or value.shape != to.value.shape:
+                    continue
                 found.put(to, value, [source], "guessed by its shape and the order of use")
                 found.guessed.append(to.name)
 

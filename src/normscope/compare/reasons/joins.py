@@ -88,7 +88,7 @@ def _by_features(a: Join, b: Join, patches: tuple[Patch, ...]) -> Reason:
     message = f"The branch joins the stream by {words[0]} in A and by {words[1]} in B."
     if kinds[0] == kinds[1]:
         message = "The branch joins the stream by other scales for each feature in A than in B."
-    return Reason("join", "sum", *kinds, message, patches)
+    return Reason("join", "sum", kinds[0], kinds[1], message, patches)
 
 
 def _source(name: str) -> str:
