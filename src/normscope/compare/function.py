@@ -173,9 +173,7 @@ class _Function:
         that A's lack, and None.
         """
         steps_a, steps_b = self.one.walk(own=True), self.two.walk(own=True)
-        self.noise = {}
-        shaken = self.one.walk(own=True, shaken=True, seed=_SEED)
-        self.noise = noise_of(steps_a, shaken, self.one.real)
+        self.noise = self._rounding(steps_a, steps_b, own=True)
         found = self._compared(steps_a, steps_b)
         if found.first is None and found.first_gradient is None:
             self.said = "as they stand"
@@ -189,11 +187,11 @@ class _Function:
     # Walking
 
     def _rounding(
-        self, steps_a: tuple[Step, ...], steps_b: tuple[Step, ...]
+        self, steps_a: tuple[Step, ...], steps_b: tuple[Step, ...], *, own: bool = False
     ) -> dict[Key, tuple[float, float]]:
-        """The larger rounding of both sides, by A's keys."""
-        shaken_a = self.one.walk(shaken=True, seed=_SEED)
-        shaken_b = self.two.walk(shaken=True, seed=_SEED)
+        """The larger rounding of both sides, by A's keys; with `own` weights instead of those that walk."""
+        shaken_a = self.one.walk(own=own, shaken=True, seed=_SEED)
+        shaken_b = self.two.walk(own=own, shaken=True, seed=_SEED)
         noise = noise_of(steps_a, shaken_a, self.one.real)
         others = noise_of(steps_b, shaken_b, self.two.real)
         self.random_a = _first_random(noise, steps_a, self.one)

@@ -191,10 +191,10 @@ class Twin:
         for name, tensor in tensors:
             plain = names.get(id(tensor), name)
             value = weights.get(plain, self._own[name])
-            if shaken and tensor.is_floating_point() and plain not in self.steady:
+            if shaken and _has_digits(tensor) and plain not in self.steady:
                 step = 2.0**-24 if name in self.rough else _STEP
-                signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
-                value = value * (1 + step * signs)
+                signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+                value = value * (1 + step * signs.to(torch.float64))
             tensor.copy_(value)
 
     def _steps(
@@ -290,7 +290,7 @@ def reread(twin: Twin, batch: Batch) -> Twin:
 @torch.no_grad()
 def _sharpened(model: nn.Module, original: nn.Module) -> Iterator[str]:
     """Give rotary frequencies their exact values; yield the names of the other buffers that were rounded."""
-    narrow = {name: b for name, b in original.named_buffers() if b.is_floating_point() or b.is_complex()}
+    narrow = {name: b for name, b in original.named_buffers() if _has_digits(b)}
     for name, buffer in model.named_buffers():
         if name not in narrow or narrow[name].dtype in (torch.float64, torch.complex128):
             continue
@@ -323,14 +323,18 @@ def _filled(rebuilt: nn.Module, original: nn.Module) -> nn.Module | None:
         return None
     for name, tensor in tensors.items():
         value = given[name].detach()
-        is_table = not isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        if not (is_table and value.is_floating_point() and _rounds_to(tensor, value)):
+        is_table = not isinstance(tensor, nn.Parameter) and _has_digits(tensor)
+        if not (is_table and _has_digits(value) and _rounds_to(tensor, value)):
             tensor.copy_(value)
     return rebuilt
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _has_digits(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _rounds_to(sharp: Tensor, value: Tensor) -> bool:
