@@ -1,4 +1,4 @@
-"""Whether two models agree as a whole: in their outputs and in the gradients of all weights.
+"""Agreement of two models as a whole: in their outputs and in the gradients of all weights.
 
 The streams are compared at places that the reading of each model names, and a model may be written so that
 these are not the same tensors. Where A's weights in B give the same outputs and gradients of the same size,

@@ -320,7 +320,7 @@ def _common_shape(held: Held) -> tuple[int, ...]:
 
 
 def _by_order(a: Holdings, b: Holdings, found: _Found) -> None:
-    """What both sides have as many of, in the order in which a forward uses it."""
+    """Pairs of the weights of which both sides have as many, in the order in which a forward uses them."""
     groups: dict[tuple[int, ...], tuple[list[Held], list[Held]]] = {}
     for side, (holdings, done) in enumerate(((a, found.used), (b, found.covered))):
         left = [each for each in holdings.named().values() if each.name not in done and each.nth is not None]
