@@ -16,11 +16,11 @@ from normscope.anatomy.ops import (
     MATMULS,
     RECURRENT,
     SAME,
-    SOFTMAX,
     matmul_operands,
     op_set,
     weight_of,
 )
+from normscope.anatomy.softmax import logits_in
 
 _BEFORE_SOFTMAX = SAME | op_set(
     "add sub rsub mul div where masked_fill tanh slice cat select index stack clamp minimum maximum "
@@ -44,12 +44,12 @@ class Attention:
 
 def find_attentions(ops: list[Op]) -> list[Attention]:
     """Every softmax attention of the recording, in order."""
-    found = (_attention(op) for op in ops if op.base in SOFTMAX and op.inputs and op.inputs[0].live)
+    found = (_attention(op, logits) for op in ops if (logits := logits_in(op)) is not None and logits.live)
     return [attention for attention in found if attention is not None]
 
 
-def _attention(op: Op) -> Attention | None:
-    product = _product_before(op.inputs[0])
+def _attention(op: Op, logits: Value) -> Attention | None:
+    product = _product_before(logits)
     use = _product_after(op.outputs[0])
     if product is None or use is None:
         return None
@@ -57,7 +57,7 @@ def _attention(op: Op) -> Attention | None:
     assert operands is not None
     assert used is not None
     other = used[1] if used[0] is use[1] else used[0]
-    return Attention(operands[0], operands[1], other, op.inputs[0], op.outputs[0], use[0].outputs[0])
+    return Attention(operands[0], operands[1], other, logits, op.outputs[0], use[0].outputs[0])
 
 
 def is_activation_product(op: Op | None) -> bool:
@@ -154,5 +154,5 @@ def logits_of(ops: list[Op]) -> set[Value]:
     def step(value: Value) -> Iterable[Value]:
         return (v for v in value.inputs if v.floating) if value.base in _BEFORE_SOFTMAX else ()
 
-    scores = (op.source for op in ops if op.base in SOFTMAX and op.inputs)
+    scores = (logits for op in ops if (logits := logits_in(op)) is not None)
     return {value for value in search(scores, step) if value.base in _BEFORE_SOFTMAX}

@@ -25,7 +25,8 @@ from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.graph import Graph, Op, Origin, Value
 from normscope.anatomy.names import named_parameters
 from normscope.anatomy.opaque import which_norm
-from normscope.anatomy.ops import SOFTMAX, base_name
+from normscope.anatomy.ops import base_name
+from normscope.anatomy.softmax import logits_in
 
 _Geometry = tuple[Any, ...]
 _SMALL = 4096
@@ -141,7 +142,7 @@ class Recorder(TorchDispatchMode):
         storage.views[_geometry(tensor)] = (value, len(storage.writes))
         if not value.live and not value.learnt:
             value.number = _number(tensor)
-        if op.base in SOFTMAX:
+        if logits_in(op) is not None:
             value.causal, value.reach = _is_causal(tensor), _reach(tensor)
 
     def _value(self, op: Op, index: int, shape: tuple[int, ...], floating: bool) -> Value:

@@ -221,8 +221,8 @@ def _weigh(run: Comparison) -> None:
     if structure is None or function is None or function.compared.how != "whole":
         return
     kept, notes = settled_by(function, structure.differences, run.rows)
-    if not function.differences and "as they stand" in function.compared.said:
-        kept, made_up = made_up_for(kept)
+    if function.are_given and (function.settled or not function.differences):
+        kept, made_up = made_up_for(kept, {each.name for each in function.differences})
         notes += made_up
     said = structure.compared.said if kept or structure.compared.said else "the same structure"
     compared = dataclasses.replace(structure.compared, said=said)

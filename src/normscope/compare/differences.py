@@ -1,6 +1,6 @@
 """Differences between two aligned structures, one for all the sites at which it occurs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from normscope.compare.facts import FACTS, MADE_UP_FOR, differing, in_words, name_of, sentence
@@ -87,15 +87,19 @@ def _row(spot: Spot) -> tuple[int, int] | None:
     return None if spot.stack is None or spot.row is None else (spot.stack, spot.row)
 
 
-def made_up_for(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """The differences without those that the weights make up for, and notes on these.
+def made_up_for(
+    found: Sequence[Difference], apart: Collection[str]
+) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+    """The differences without those that given weights make up for, and notes on these.
 
-    For two models whose functions agree as their weights stand.
+    Args:
+        found: differences of the structure.
+        apart: names of the differences that account for all that the two compute.
     """
-    kept = tuple(each for each in found if each.name not in MADE_UP_FOR)
+    kept = tuple(each for each in found if each.name not in MADE_UP_FOR or each.name in apart)
     notes = (
-        f"{each.message} The weights make up for it: the functions agree as they stand."
+        f"{each.message} The weights make up for it: it is no difference of the functions."
         for each in found
-        if each.name in MADE_UP_FOR
+        if each not in kept
     )
     return kept, tuple(notes)

@@ -16,7 +16,7 @@ from normscope.compare.facts import computed, differing, name_of, sentence
 from normscope.compare.function_words import Wording, alike, as_data
 from normscope.compare.holdings import Holdings
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
-from normscope.compare.mapping.changes import agreement, changes
+from normscope.compare.mapping.changes import Change, agreement, changes, turned
 from normscope.compare.outcome import Outcome
 from normscope.compare.parting import RANDOM, Walked, noise_of, walked
 from normscope.compare.reasons import gradients
@@ -97,6 +97,8 @@ class _Function:
     whys: list[str] = field(default_factory=list)
     found: list[tuple[float, Difference]] = field(default_factory=list)
     settled: frozenset[str] = frozenset()
+    are_given: bool = False
+    changed: list[Change] = field(default_factory=list)
 
     def run(self) -> Outcome:
         """The whole part."""
@@ -106,7 +108,7 @@ class _Function:
         self.rows = rows_of(self.pair, first.holdings.anatomy, second.holdings.anatomy)
         own = map_weights(first.holdings, second.holdings, self.rows, self.given, as_made=True)
         self.one, self.two, self.notes = fed(self.a, self.b, first, second)
-        are_given = self._hold_given(own)
+        self.are_given = are_given = self._hold_given(own)
         generic = self._without_constants(first.holdings)
         self.weights = map_weights(generic, second.holdings, self.rows, self.given, as_made=are_given)
         self.one.weights = generic.parameters()
@@ -133,6 +135,8 @@ class _Function:
         if stands is not None:
             return self._outcome(stands)
         self._judge(found, steps_a, steps_b)
+        for group in alike(self.changed):
+            self._add(self.wording.changed(group), group[0].at)
         if found.first is None and found.first_gradient is None and self.stood is not None:
             return self._only_weights(found, self.stood)
         return self._outcome(found)
@@ -179,8 +183,7 @@ class _Function:
             self.said = "as they stand"
             return found
         holdings = self.two.opened.holdings
-        for group in alike(changes(own, self.one.opened.holdings, holdings, _head_widths(steps_b))):
-            self._add(self.wording.changed(group), group[0].at)
+        self.changed = list(changes(own, self.one.opened.holdings, holdings, _head_widths(steps_b)))
         self.stood = found
         return None
 
@@ -216,10 +219,11 @@ class _Function:
         """Find the reasons; `before` are B's steps without patches."""
         if found.first is not None:
             result = self._search(found, steps_a)
-            for group in grouped([one for each in result.found for one in self._of_head(each)]):
+            counted = self._without_turned(result.found)
+            for group in grouped([one for each in counted for one in self._of_head(each)]):
                 self._add(self.wording.because(group), group[0].b)
             self._say_random()
-            if not self.found:
+            if not self.found and not self.changed and len(counted) == len(result.found):
                 self._add(self.wording.parting(found.first, "value"), found.first.key[:3])
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
@@ -237,6 +241,16 @@ class _Function:
             steps_b = [each.b for each in found.pairs if each.b is not None]
         if found.first_gradient is not None:
             self._judge_gradients(found, steps_a, steps_b)
+
+    def _without_turned(self, found: Sequence[Found]) -> list[Found]:
+        """The reasons without layouts of the rotary positions that a conversion makes up for: it changes the
+        order of the rows of q and k. These changes of the weights are left out too.
+        """
+        layouts = {each.b: each.reason.a for each in found if each.reason.name == "rotary-layout"}
+        made = turned(self.changed, layouts)
+        self.changed = [each for each in self.changed if each not in made]
+        at = {each.at for each in made}
+        return [each for each in found if each.reason.name != "rotary-layout" or each.b not in at]
 
     def _of_head(self, found: Found) -> list[Found]:
         """The difference of structure where heads give other values, if there is one; else the finding."""
@@ -362,7 +376,9 @@ class _Function:
                 notes=tuple(self.notes),
             )
         compared = HowFar(Part.FUNCTION, "partly" if self.whys else "whole", tuple(self.whys), said, figures)
-        return Outcome(compared, self.differences, as_data(self.weights), tuple(self.notes), self.settled)
+        return Outcome(
+            compared, self.differences, as_data(self.weights), tuple(self.notes), self.settled, self.are_given
+        )
 
     def _first_spoilt(self, found: Walked) -> str | None:
         """The first place of the stream whose values are not finite."""

@@ -18,6 +18,8 @@ class Outcome:
         notes: further facts that a reader must know.
         settled: of the function part: names of the differences of structure that the two can have only where
             this part found one, since it accounts for all that they compute, whatever their weights.
+        are_given: of the function part: whether both sides hold given weights, which may make up for
+            differences of structure.
     """
 
     compared: Compared
@@ -25,3 +27,4 @@ class Outcome:
     weights: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     settled: frozenset[str] = frozenset()
+    are_given: bool = False

@@ -1,0 +1,79 @@
+"""Checkpoints whose rows of q and k are turned for another layout of the rotary positions."""
+
+import copy
+from typing import Any
+
+import made
+import pytest
+import torch
+from made import HEADS, WIDTH, Options
+from torch import Tensor, nn
+
+import normscope
+from normscope.compare import Diff
+from normscope.compare.types import Part
+
+HEAD = WIDTH // HEADS
+INTERLEAVED = torch.arange(HEAD).reshape(2, -1).T.flatten()
+ORDER = {"neighbours": INTERLEAVED, "halves": INTERLEAVED.argsort()}
+"""Layout → the order of a head's features in which it turns what the other one turns."""
+
+
+def turned(weight: Tensor, layout: str) -> Tensor:
+    return weight.unflatten(0, (HEADS, HEAD))[:, ORDER[layout]].flatten(0, 1)
+
+
+@torch.no_grad()
+def converted(source: nn.Module, names: tuple[str, ...] = ("query", "key"), **changes: Any) -> nn.Module:
+    """A copy with the other layout, whose projections of these names are turned for it."""
+    layout = {"halves": "neighbours", "neighbours": "halves"}[options(source).rotary]
+    model = made.made("plain", Options(**{"rotary": layout, **changes}), seed=1)
+    model.load_state_dict(copy.deepcopy(source.state_dict()))
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in names:
+            for parameter in module.parameters():
+                parameter.copy_(turned(parameter, layout))
+    return model
+
+
+def options(model: nn.Module) -> Options:
+    return next(each.o for each in model.modules() if isinstance(each, made.Attention))
+
+
+def compared(a: nn.Module, b: nn.Module) -> Diff:
+    return normscope.diff(a, b, parts="structure,function", batch=made.batch(), reraise=True)
+
+
+@pytest.mark.parametrize("layout", ORDER)
+def test_a_right_conversion_is_the_same_function(layout: str) -> None:
+    source = made.made("plain", Options(rotary=layout))
+    found = compared(source, converted(source))
+    assert found.differences == ()
+    assert any("The weights make up for it" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("layout", ORDER)
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"eps": 1e-3}, "norm-eps"), ({"scale": 0.2}, "attention-scale"), ({"window": 3}, "window")],
+)
+def test_beside_it_a_planted_difference_is_the_only_one(
+    layout: str, changes: dict[str, Any], name: str
+) -> None:
+    source = made.made("plain", Options(rotary=layout))
+    found = compared(source, converted(source, **changes))
+    assert {each.name for each in found.of(Part.FUNCTION)} - {"final-norm-eps"} == {name}
+    assert {each.name for each in found.of(Part.STRUCTURE)} - {"final-norm-eps"} == {name}
+
+
+@pytest.mark.parametrize("names", [("query",), ("key",), ()])
+def test_a_conversion_that_turns_too_little_is_a_difference(names: tuple[str, ...]) -> None:
+    source = made.made("plain", Options(rotary="halves"))
+    found = compared(source, converted(source, names))
+    assert "rotary-layout" in {each.name for each in found.of(Part.FUNCTION)}
+
+
+def test_a_conversion_without_another_layout_is_a_difference() -> None:
+    source = made.made("plain", Options(rotary="halves"))
+    found = compared(source, converted(source, rotary="halves"))
+    assert {each.name for each in found.of(Part.FUNCTION)} == {"weights-order"}
