@@ -49,7 +49,8 @@ class FoundNorm:
     """A norm in the graph: from `input` to `output`, with its γ and β absorbed, and its defining op.
 
     `over` is the value and the axes of its statistic; None where the kind implies them. `bias` is a β that is
-    added inside of it.
+    added inside of it. `inside` are the values from its input to the output of its defining op, where it is
+    written out.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class FoundNorm:
     weight_offset: float = 0.0
     over: tuple[Value, list[int]] | None = None
     bias: Value | None = None
+    inside: frozenset[Value] = frozenset()
 
 
 def find_norms(ops: list[Op]) -> list[OwnFactor]:
@@ -137,6 +139,7 @@ def _written_out(op: Op, factors: OwnFactors, cores: set[Value]) -> FoundNorm | 
     norm = FoundNorm(
         _kind(part, scaling), part.start, part.end, op, scaling.eps, None, over=(part.end, list(scaling.axes))
     )
+    norm.inside = part.values
     if part.gains:
         norm.weight, norm.weight_offset = _gamma(max(part.gains, key=lambda v: v.numel))
     norm.bias = max(part.shifts, key=lambda v: v.numel, default=None)

@@ -10,7 +10,7 @@ from normscope.anatomy.graph import Op, Value, comes_from
 from normscope.anatomy.ops import SAME, matmul_operands, weight_of
 from normscope.anatomy.replay import CannotReplay, Replay
 from normscope.compare.formulas import ACTIVATIONS
-from normscope.compare.norms import bias_of
+from normscope.compare.norms import bias_added, bias_of
 
 _TOL = 1e-5
 """Largest error relative to the largest value. Exact and tanh GELU differ by 1e-4 of that on the grid."""
@@ -158,14 +158,15 @@ def hidden_maps(
 def biased(op: Op) -> Value:
     """The output of a map after its bias, with the features last."""
     value, features = op.outputs[0], op.outputs[0].shape[-1:]
-    bias = bias_of(op)
+    added = bias_added(op)
+    if added is not None and added.outputs[0].shape[-1:] == features:
+        value = added.outputs[0]
+    is_biased = bias_of(op) is not None
     while len(value.users) == 1 and value.users[0].outputs:
         user = value.users[0]
         after = user.outputs[0]
-        is_bias = user.base == "add" and bias is not None and bias in user.inputs
-        is_view = user.base in SAME and (bias is not None or user.base in {"view", "_unsafe_view"})
-        if not is_bias and not (is_view and after.shape[-1:] == features):
+        is_view = user.base in SAME and (is_biased or user.base in {"view", "_unsafe_view"})
+        if not is_view or after.shape[-1:] != features:
             break
         value = after
-        bias = None if is_bias else bias
     return value

@@ -68,9 +68,11 @@ class Uses:
         return -1 if value is None else value.index
 
     def _norm_ops(self) -> Iterator[tuple[Op, FoundNorm]]:
-        """The ops of each norm, from its core to its last."""
+        """The ops of each norm, from its first to its last."""
         for value in self.graph.values:
             norm = value.norm
+            inner = norm.inside if norm is not None else ()
+            yield from ((each.op, norm) for each in inner if norm is not None and each.op is not None)
             while norm is not None and value.op is not None:
                 yield value.op, norm
                 if value.op is norm.core:

@@ -1,0 +1,107 @@
+"""Tests that maps and attentions written by einsum are compared as the usual ones."""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import normscope
+from normscope.compare import Diff
+
+IDS = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
+WIDTH, HEADS, HIDDEN, DEPTH = 16, 4, 24, 2
+Softmax = Callable[[Tensor], Tensor]
+RULES = {"feed-forward": ("...c,cf->...f", "...f,fc->...c"), "lettered": ("btc,cf->btf", "btf,fc->btc")}
+
+
+def softmax(x: Tensor) -> Tensor:
+    """The native softmax."""
+    return x.softmax(-1)
+
+
+class Layer(nn.Module):
+    """A Pre-LN layer with bare kernels."""
+
+    def __init__(self, by: Softmax, rules: tuple[str, str] | None, causal: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        k, shape = WIDTH // HEADS, (WIDTH, HEADS, WIDTH // HEADS)
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(shape) / WIDTH**0.5) for _ in range(3))
+        self.q_bias, self.k_bias, self.v_bias = (nn.Parameter(torch.randn(HEADS, k)) for _ in range(3))
+        self.o, self.o_bias = nn.Parameter(torch.randn(HEADS, k, WIDTH) / 8), nn.Parameter(torch.randn(WIDTH))
+        self.up, self.up_bias = (
+            nn.Parameter(torch.randn(WIDTH, HIDDEN) / 4),
+            nn.Parameter(torch.randn(HIDDEN)),
+        )
+        self.down = nn.Parameter(torch.randn(HIDDEN, WIDTH) / 4)
+        self.down_bias = nn.Parameter(torch.randn(WIDTH))
+        self.by, self.rules, self.causal = by, rules, causal
+
+    def attention(self, x: Tensor) -> Tensor:
+        if self.rules is None:
+            q, k, v = (
+                (x @ w.flatten(1) + b.flatten()).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+                for w, b in ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
+            )
+            scores = q @ k.mT / math.sqrt(q.shape[-1])
+        else:
+            q, k, v = (
+                torch.einsum("btc,chd->bthd", x, w) + b
+                for w, b in ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
+            )
+            scores = torch.einsum("...qhd,...khd->...hqk", q / math.sqrt(q.shape[-1]), k)
+        if self.causal:
+            seen = torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
+            scores = torch.where(seen, scores, -1e9)
+        weights = self.by(scores)
+        if self.rules is None:
+            return (weights @ v).transpose(1, 2).flatten(2) @ self.o.flatten(0, 1) + self.o_bias
+        mixed = torch.einsum("...hqk,...khd->...qhd", weights, v)
+        return torch.einsum("bthd,hdc->btc", mixed, self.o) + self.o_bias
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        if self.rules is None:
+            return F.gelu(x @ self.up + self.up_bias) @ self.down + self.down_bias
+        up, down = self.rules
+        return (
+            torch.einsum(down, F.gelu(torch.einsum(up, x, self.up) + self.up_bias), self.down)
+            + self.down_bias
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norms[0](x))
+        return x + self.feed_forward(self.norms[1](x))
+
+
+class Model(nn.Module):
+    """A language model of such layers; those with einsum maps have a native or another softmax."""
+
+    def __init__(
+        self, by: Softmax = softmax, rules: tuple[str, str] | None = None, causal: bool = True
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(32, WIDTH)
+        self.layers = nn.ModuleList(Layer(by, rules, causal) for _ in range(DEPTH))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def compared(a: nn.Module, b: nn.Module) -> Diff:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return normscope.diff(a, b, batch=IDS, parts="structure", reraise=True)
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_maps_by_einsum_are_the_usual_ones(rules: tuple[str, str]) -> None:
+    assert compared(Model(), Model(rules=rules)).differences == ()
