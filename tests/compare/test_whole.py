@@ -13,7 +13,7 @@ import normscope
 from normscope.compare import Diff, structure
 from normscope.compare.types import Part
 
-WRONG = {"qk_norm": "head", "norm": "batchnorm", "head_scale": 3.0, "parallel": True, "final_norm": "none"}
+WRONG = {"qk_norm": "head", "norm": "batchnorm", "head_cap": 3.0, "parallel": True, "final_norm": "none"}
 """Facts that are read wrongly of one side, at each level of a structure."""
 KEPT = {"attention_dropout": 0.3, "window": 64}
 """Facts that equal functions do not settle."""
@@ -81,12 +81,12 @@ def test_beside_a_difference_only_its_block_keeps_what_was_read(monkeypatch: pyt
     a, b = two()
     eps = next(m for name, m in b.named_modules() if isinstance(m, nn.LayerNorm) and ".1." in f"{name}.")
     eps.eps = 1e-3
-    misread(monkeypatch, "inner", {"activation": "tanh", "embedding_scale": 3.0})
+    misread(monkeypatch, "inner", {"activation": "tanh", "head_cap": 3.0})
     found = compared(a, b)
     assert [each.name for each in found.of(Part.FUNCTION)] == ["norm-eps"]
     assert [each.name for each in found.of(Part.STRUCTURE)] == ["activation", "norm-eps"]
     (beside,) = [note for note in found.notes if "whatever their weights" in note]
-    assert "token embeddings" in beside
+    assert "soft cap" in beside
 
 
 class Layers(nn.Module):

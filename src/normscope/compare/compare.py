@@ -220,10 +220,12 @@ def _weigh(run: Comparison) -> None:
     structure, function = run.outcomes.get(Part.STRUCTURE), run.outcomes.get(Part.FUNCTION)
     if structure is None or function is None or function.compared.how != "whole":
         return
-    kept, notes = settled_by(function, structure.differences, run.rows)
+    kept = structure.differences
+    notes: tuple[str, ...] = ()
     if function.are_given and (function.settled or not function.differences):
-        kept, made_up = made_up_for(kept, {each.name for each in function.differences})
-        notes += made_up
+        kept, notes = made_up_for(kept, {each.name for each in function.differences})
+    kept, settled = settled_by(function, kept, run.rows)
+    notes += settled
     said = structure.compared.said if kept or structure.compared.said else "the same structure"
     compared = dataclasses.replace(structure.compared, said=said)
     run.outcomes[Part.STRUCTURE] = dataclasses.replace(

@@ -15,8 +15,9 @@ from normscope.compare.differences import compare_structures
 from normscope.compare.facts import computed, differing, name_of, sentence
 from normscope.compare.function_words import Wording, alike, as_data
 from normscope.compare.holdings import Holdings
+from normscope.compare.made_up import without_made_up
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
-from normscope.compare.mapping.changes import Change, agreement, changes, turned
+from normscope.compare.mapping.changes import Change, agreement, changes
 from normscope.compare.outcome import Outcome
 from normscope.compare.parting import RANDOM, Walked, noise_of, walked
 from normscope.compare.reasons import gradients
@@ -49,6 +50,8 @@ from normscope.compare.whole import (
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
+NARROW = 64 * 2.0**-24
+"""Largest relative difference that comes from weights which a conversion multiplied in float32."""
 _HEAD_FACTS = ("head_maps", "head_norms", "head_norm_eps", "head_activation")
 _VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights", "pooling")
 """Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
@@ -99,6 +102,7 @@ class _Function:
     settled: frozenset[str] = frozenset()
     are_given: bool = False
     changed: list[Change] = field(default_factory=list)
+    is_made_up: bool = False
 
     def run(self) -> Outcome:
         """The whole part."""
@@ -137,13 +141,18 @@ class _Function:
         self._judge(found, steps_a, steps_b)
         for group in alike(self.changed):
             self._add(self.wording.changed(group), group[0].at)
-        if found.first is None and found.first_gradient is None and self.stood is not None:
+        if self.stood is None:
+            return self._outcome(found)
+        if found.first is None and found.first_gradient is None:
             return self._only_weights(found, self.stood)
+        if self.is_made_up and not self.found:
+            self.said = "as they stand"
+            return self._only_weights(self.stood, self.stood)
         return self._outcome(found)
 
     def _only_weights(self, found: Walked, stood: Walked) -> Outcome:
         """The result for functions that agree with the same weights, and part as the weights stand."""
-        if not parts_at_end(stood):
+        if not parts_at_end(stood) or (self.is_made_up and stood.largest < NARROW):
             return self._outcome(found)
         if not self.found and stood.first is not None:
             self._add(self.wording.parting(stood.first, "value"), stood.first.key[:3])
@@ -219,11 +228,12 @@ class _Function:
         """Find the reasons; `before` are B's steps without patches."""
         if found.first is not None:
             result = self._search(found, steps_a)
-            counted = self._without_turned(result.found)
+            counted, self.changed = without_made_up(result.found, self.changed)
+            self.is_made_up = len(counted) < len(result.found)
             for group in grouped([one for each in counted for one in self._of_head(each)]):
                 self._add(self.wording.because(group), group[0].b)
             self._say_random()
-            if not self.found and not self.changed and len(counted) == len(result.found):
+            if not self.found and not self.changed and not self.is_made_up:
                 self._add(self.wording.parting(found.first, "value"), found.first.key[:3])
             if not result.is_explained:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
@@ -232,7 +242,7 @@ class _Function:
                 self._settle(steps_a, before)
             if any(each.reason.name in _VALUES_ONLY for each in result.found):
                 return
-            if result.found:
+            if counted:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             steps_b: Sequence[Step] = self._unpatched(result)
             found = self._compared(steps_a, tuple(steps_b))
@@ -241,16 +251,6 @@ class _Function:
             steps_b = [each.b for each in found.pairs if each.b is not None]
         if found.first_gradient is not None:
             self._judge_gradients(found, steps_a, steps_b)
-
-    def _without_turned(self, found: Sequence[Found]) -> list[Found]:
-        """The reasons without layouts of the rotary positions that a conversion makes up for: it changes the
-        order of the rows of q and k. These changes of the weights are left out too.
-        """
-        layouts = {each.b: each.reason.a for each in found if each.reason.name == "rotary-layout"}
-        made = turned(self.changed, layouts)
-        self.changed = [each for each in self.changed if each not in made]
-        at = {each.at for each in made}
-        return [each for each in found if each.reason.name != "rotary-layout" or each.b not in at]
 
     def _of_head(self, found: Found) -> list[Found]:
         """The difference of structure where heads give other values, if there is one; else the finding."""

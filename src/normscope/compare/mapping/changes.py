@@ -1,6 +1,6 @@
 """Weights that a conversion changed: how B's own weight differs from A's in B's layout."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +12,8 @@ from normscope.compare.types import Weights
 
 _EQUAL = 1e-6
 _HALF = 2.0**-7
-_INTERLEAVED = "the halves of each head interleaved"
-_SPLIT = "the pairs of each head split into halves"
+INTERLEAVED = "the halves of each head interleaved"
+SPLIT = "the pairs of each head split into halves"
 
 
 @dataclass(frozen=True)
@@ -73,29 +73,6 @@ def changes(
             yield _change(expected, held.value, held, piece, sources[0], heads or {}, offset)
         else:
             yield from _changes_of_parts(held, expected, sources[0], heads or {})
-
-
-def turned(found: Iterable[Change], layouts: Mapping[At, object]) -> list[Change]:
-    """The changes of order in q and k that make up for another layout of the rotary positions.
-
-    Without weights that have another change too, and without branches in which only q or k is changed.
-
-    Args:
-        found: all changes.
-        layouts: branch of B → A's layout, "halves" or another one, where B has the other.
-    """
-    found = list(found)
-    ordered = [
-        each
-        for each in found
-        if each.name == "weights-order" and each.role in ("q", "k") and each.at in layouts
-        if each.b == (_INTERLEAVED if layouts[each.at] == "halves" else _SPLIT)
-    ]
-    others = {each.weight for each in found if each not in ordered}
-    roles: dict[At, set[str]] = {}
-    for each in ordered:
-        roles.setdefault(each.at, set()).add(each.role)
-    return [each for each in ordered if roles[each.at] == {"q", "k"} and each.weight not in others]
 
 
 def _exchange(held: Held, other: Held, source: str, own: Weights) -> Change:
@@ -302,8 +279,8 @@ def _described(order: Tensor, width: int) -> str:
         inside = torch.arange(width)
         halves = inside.reshape(2, -1).T.flatten() if width % 2 == 0 else inside
         for name, each in (
-            (_INTERLEAVED, halves),
-            (_SPLIT, halves.argsort()),
+            (INTERLEAVED, halves),
+            (SPLIT, halves.argsort()),
         ):
             whole = (torch.arange(0, n, width)[:, None] + each).flatten()
             if torch.equal(order, whole):

@@ -1,4 +1,4 @@
-"""Checkpoints whose rows of q and k are turned for another layout of the rotary positions."""
+"""Checkpoints that make up for other code: rows of q and k turned for another layout, folded scales."""
 
 import copy
 from typing import Any
@@ -77,3 +77,43 @@ def test_a_conversion_without_another_layout_is_a_difference() -> None:
     source = made.made("plain", Options(rotary="halves"))
     found = compared(source, converted(source, rotary="halves"))
     assert {each.name for each in found.of(Part.FUNCTION)} == {"weights-order"}
+
+
+FOLDED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "attention-scale": ({"scale": 0.3}, {"scale": 1.0}, ("query",)),
+    "branch-scale": ({"branch_scale": 0.3}, {"branch_scale": 1.0}, ("out", "down")),
+}
+"""Scale → options of A and B, and the maps into which B's checkpoint folds it."""
+
+
+@torch.no_grad()
+def folded(scale: str, factor: float = 0.3, **changes: Any) -> tuple[nn.Module, nn.Module]:
+    """A model, and one that lacks the scale, whose weights are multiplied by the factor."""
+    one, other, names = FOLDED[scale]
+    a = made.made("plain", Options(**one))
+    b = made.made("plain", Options(**{**other, **changes}), seed=1)
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    for name, module in b.named_modules():
+        if name.rpartition(".")[2] in names:
+            for parameter in module.parameters():
+                parameter.mul_(factor)
+    return a, b
+
+
+@pytest.mark.parametrize("scale", FOLDED)
+def test_a_folded_scale_is_no_difference(scale: str) -> None:
+    found = compared(*folded(scale))
+    assert found.differences == ()
+    assert found.parts[1].figures["largest"] < 1e-6
+
+
+@pytest.mark.parametrize("scale", FOLDED)
+def test_beside_a_folded_scale_a_planted_difference_is_the_only_one(scale: str) -> None:
+    found = compared(*folded(scale, activation="relu"))
+    assert [each.name for each in found.differences] == ["activation", "activation"]
+
+
+@pytest.mark.parametrize("scale", FOLDED)
+@pytest.mark.parametrize("factor", [1.0, 0.31])
+def test_a_scale_that_is_folded_wrongly_is_a_difference(scale: str, factor: float) -> None:
+    assert scale in {each.name for each in compared(*folded(scale, factor)).of(Part.FUNCTION)}
