@@ -170,12 +170,27 @@ def test_a_planted_difference_of_a_is_found_too(
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("style", ["sdpa", "softmax", "einsum"])
+@pytest.mark.parametrize("style", ["sdpa", "softmax", "einsum", "batched", "folded"])
 def test_another_way_of_writing_gives_no_reason(base: str, style: str) -> None:
     result = searched(plain(base), opened(base, {"style": style}))
     assert result.found == []
     assert result.is_explained
     assert result.forwards == 2
+
+
+_OF_LOGITS = ("attention-scale", "logit-cap", "causal", "window", "mask", "qk-norm", "attention-positions")
+_FOLDED = [case for case in CASES if case[2][0] in (*_OF_LOGITS, "softmax")]
+
+
+@pytest.mark.parametrize("style", ["batched", "folded"])
+@pytest.mark.parametrize(("base", "changes", "wanted"), _FOLDED, ids=lambda value: str(value))
+def test_a_planted_difference_is_found_where_heads_are_folded_into_the_batch(
+    base: str, changes: dict[str, Any], wanted: list[str], style: str
+) -> None:
+    result = searched(plain(base), opened(base, changes | {"style": style}))
+    assert names(result) == wanted
+    assert all(each.is_confirmed for each in result.found)
+    assert result.is_explained
 
 
 @pytest.mark.parametrize("base", ["gpt", "bert"])

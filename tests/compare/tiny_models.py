@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Options:
     """Description of the models; the three bases are below."""
 
-    style: str = "sdpa"  # sdpa, softmax, einsum
+    style: str = "sdpa"  # sdpa, softmax, einsum, batched, folded
     width: int = 32
     heads: int = 4
     kv_heads: int = 4
@@ -157,6 +157,9 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_plain, scale=scale)
         if o.style == "einsum":
             logits = torch.einsum("bhtk,bhsk->bhts", q, k) * scale
+        elif o.style in ("batched", "folded"):
+            logits = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)) * scale
+            logits = logits.view(*q.shape[:3], tokens)
         else:
             logits = q @ k.transpose(-1, -2) * scale
         if o.cap:
@@ -165,10 +168,14 @@ class Attention(nn.Module):
             slopes = 2.0 ** (-torch.arange(1, o.heads + 1, dtype=logits.dtype))
             logits = logits - slopes[:, None, None] * back.abs().to(logits)
         logits = logits.masked_fill(~seen, float("-inf"))
+        shape = logits.shape
+        if o.style in ("batched", "folded"):
+            logits = logits.flatten(0, 1 if o.style == "batched" else 2)
         if o.extra_key:
             p = F.softmax(torch.cat([logits, torch.zeros_like(logits[..., :1])], -1), -1)[..., :-1]
         else:
             p = F.softmax(logits, -1)
+        p = p.reshape(shape)
         return torch.einsum("bhts,bhsk->bhtk", p, v) if o.style == "einsum" else p @ v
 
 

@@ -64,19 +64,23 @@ def heads_first(value: Value, head_axis: int) -> Layout:
 
 
 def pairs_last(value: Value) -> Layout:
-    """(B, H, T, S) of an attention's logits or probabilities: the last two axes are queries and keys."""
+    """(B, H, T, S) of an attention's logits or probabilities: the last axis counts keys.
+
+    The one before it counts queries, or sequences and heads as well where they are folded into one.
+    """
     rank = len(value.shape)
     if rank < 2:
         return _plain(value)
-    tokens = (rank - 2, rank - 1)
-    batch = _counts("batch")
+    batch, is_key = _counts("batch"), _on(rank - 1)
+    is_folded = any(what == "batch" for what, _ in value.axes[rank - 2]) if value.axes else False
+    is_query = _counts("token") if is_folded else _on(rank - 2)
     return _layout(
         value,
         [
-            lambda f: f[0] not in tokens and batch(f),
-            lambda f: f[0] not in tokens and not batch(f),
-            _on(rank - 2),
-            _on(rank - 1),
+            lambda f: not is_key(f) and not is_query(f) and batch(f),
+            lambda f: not is_key(f) and not is_query(f) and not batch(f),
+            lambda f: not is_key(f) and is_query(f),
+            is_key,
         ],
     )
 
