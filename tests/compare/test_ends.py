@@ -53,6 +53,62 @@ def test_another_pooling_is_named(words: str) -> None:
     assert (each.a, each.b) == ("the mean of all tokens", words)
 
 
+class Pooled(Classifier):
+    """A classifier with a final norm after its pooling, or before it."""
+
+    def __init__(self, pool: Any, *, is_first: bool, eps: float = 1e-5, **changes: Any) -> None:
+        super().__init__(pool)
+        self.inner = tiny(BASES["gpt"], changes)
+        self.inner.head, self.inner.norm = nn.Identity(), None
+        self.norm, self.is_first = nn.LayerNorm(32, eps=eps), is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        return self.head(self.norm(self.pool(x)) if self.is_first else self.pool(self.norm(x)))
+
+
+TAKEN = {words: POOLS[words] for words in ("the first token's", "the last token's")}
+LINEAR = {words: pool for words, pool in POOLS.items() if "maximum" not in words}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("words", LINEAR)
+@pytest.mark.parametrize("taken", TAKEN)
+def test_another_pooling_is_named_where_one_side_norms_what_it_pooled(
+    taken: str, words: str, is_first: bool
+) -> None:
+    one, other = Pooled(TAKEN[taken], is_first=is_first), Pooled(POOLS[words], is_first=not is_first)
+    differences = found(one, other, batch(BASES["gpt"]))
+    assert [each.name for each in differences] == ([] if words == taken else ["pooling"])
+    for each in differences:
+        late = "" if is_first or words in TAKEN else ", before the final norm"
+        assert (each.a, each.b) == (taken, words + late)
+
+
+def test_a_mean_before_the_final_norm_is_another_pooling_than_one_after_it() -> None:
+    one, other = (Pooled(lambda x: x.mean(1), is_first=is_first) for is_first in (True, False))
+    (each,) = found(one, other, batch(BASES["gpt"]))
+    assert each.name == "pooling"
+    assert (each.a, each.b) == ("the mean of all tokens, before the final norm", "the mean of all tokens")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"eps": 1e-2}, "final-norm-eps"), ({"activation": "relu"}, "activation"), ({"bias": False}, "bias")],
+    ids=["norm", "last branch", "projections"],
+)
+@pytest.mark.parametrize("words", TAKEN)
+def test_beside_a_pooling_before_the_norm_only_what_differs_is_named(
+    words: str, changes: dict[str, Any], name: str
+) -> None:
+    for is_first in (True, False):
+        one, other = (
+            Pooled(TAKEN[words], is_first=is_first),
+            Pooled(TAKEN[words], is_first=not is_first, **changes),
+        )
+        assert {each.name for each in found(one, other, batch(BASES["gpt"]))} == {name}
+
+
 @pytest.mark.parametrize("is_of_a", [True, False])
 def test_positions_of_a_model_that_reads_vectors_are_named(is_of_a: bool) -> None:
     one, other = Classifier(reads_tokens=False), Classifier(reads_tokens=False, placed=False)

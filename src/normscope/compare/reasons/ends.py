@@ -1,12 +1,12 @@
 """Ways into the first block and out of the last: scale of the embedding, positions, final norm, head."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normscope.compare.reasons import pooling
 from normscope.compare.reasons.joins import NO_DROPOUT
 from normscope.compare.reasons.mixing import dropped
 from normscope.compare.reasons.norms import options_of
@@ -230,15 +230,13 @@ def head(scene: Scene) -> Reasons:
         yield _final_norm(scene)
     output = "output of the model"
     both = scene.both(output)
-    if both is None or not scene.is_same("hidden") or scene.is_same(output):
+    if both is None or not pooling.reads_same(scene) or scene.is_same(output):
         return
     (left,), (right,) = both
     if left.shape != right.shape:
         return
-    if (pools := [_pool(half) for half in (a, b)]) and None not in pools and pools[0] != pools[1]:
-        message = tell("The hidden state that the head reads", *pools)
-        patches: tuple[Patch, ...] = (Patch("output", "", ("set", {"value": left})),)
-        yield Reason("pooling", output, pools[0], pools[1], message, patches)
+    if (found := pooling.reason(scene)) is not None:
+        yield found
         return
     c, gap = factor(left, right)
     if gap < FITS:
@@ -291,29 +289,6 @@ def _final_norm(scene: Scene) -> Reason:
         )
     patches = scene.b.patch("hidden", "norm_of_itself", **options_of(scene.a, "final norm"))
     return Reason("final-norm", "hidden", words[0], words[1], message, patches)
-
-
-_POOLS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "the first token's": lambda x: x[:, 0],
-    "the last token's": lambda x: x[:, -1],
-    "the mean of all tokens": lambda x: x.mean(1),
-    "the mean of all tokens but the first": lambda x: x[:, 1:].mean(1),
-    "the maximum over all tokens": lambda x: x.amax(1),
-}
-
-
-def _pool(half: Half) -> str | None:
-    """The hidden state that a linear head reads, for one output a sequence; None where none fits."""
-    hidden, output = half.steps["hidden"], half.steps["output of the model"]
-    if hidden.dim() != 3 or output.dim() != 2:
-        return None
-    for name, value in half.parameters.items():
-        if tuple(value.shape) == (output.shape[-1], hidden.shape[-1]):
-            bias = half.parameters.get(f"{name.rpartition('.')[0]}.bias", torch.zeros(()))
-            for words, pool in _POOLS.items():
-                if residual(pool(hidden) @ value.mT + bias, output) < FITS:
-                    return words
-    return None
 
 
 def _cap(y: Tensor, x: Tensor) -> float | None:

@@ -196,6 +196,9 @@ def _way_out(
         stacks = side.map.anatomy.stacks
         if at[0] == len(stacks) - 1 and OUTPUT in steps.get(WAY_IN, {}):
             known[OUTPUT] = steps[WAY_IN][OUTPUT]
+        last = steps.get((at[0], len(stacks[at[0]].blocks) - 1, OUTSIDE), {})
+        if "exit" in last:
+            known["exit"] = last["exit"]
         half = _half(side, known, at)
         final = stacks[at[0]].final_norm
         norms = {} if final is None else {"final norm": final}

@@ -25,6 +25,7 @@ from normscope.compare.reasons import (
     operands,
     parallel,
     placement,
+    pooling,
     projections,
 )
 from normscope.compare.reasons.joins import NO_DROPOUT
@@ -305,10 +306,12 @@ def first_apart(scene: Scene, elsewhere: Collection[Site] = ()) -> str | None:
     if not placement.is_alike(scene):
         end = placement.end_of(scene.b)
         return None if placement.is_same_end(scene) or _site(scene, end) in elsewhere else "sum"
+    pooled = ("final norm", "hidden") if pooling.is_pooled_once(scene) else ()
     names = [
         name
         for name in _ORDER
         if scene.both(name) is not None and not scene.is_same(name) and _site(scene, name) not in elsewhere
+        if name not in pooled
     ]
     ends = {"embedding": ("entry",), "head": ("hidden", OUTPUT)}.get(scene.kind)
     if ends is None:  # the added term alone may stand before or after a scale
@@ -338,6 +341,8 @@ def explained(a: Walked, b: Sequence[Step], to_a: Mapping[Number, Number], toler
         if partner[2] >= 0:
             continue  # branches may be parallel on one side
         value = left.get((*partner, step.key[3]))
+        if value is not None and step.key[3] == "hidden" and value.numel() != step.value.numel():
+            continue  # one side pools before its final norm: the outputs decide
         if value is not None and distance(*(real_rows(t, a.real) for t in (value, step.value))) > tolerance:
             return False
     return True
