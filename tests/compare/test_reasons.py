@@ -170,7 +170,7 @@ def test_a_planted_difference_of_a_is_found_too(
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("style", ["sdpa", "softmax", "einsum", "batched", "folded"])
+@pytest.mark.parametrize("style", ["sdpa", "softmax", "einsum", "batched", "folded", "convolutions"])
 def test_another_way_of_writing_gives_no_reason(base: str, style: str) -> None:
     result = searched(plain(base), opened(base, {"style": style}))
     assert result.found == []
@@ -189,6 +189,15 @@ def test_a_planted_difference_is_found_where_heads_are_folded_into_the_batch(
 ) -> None:
     result = searched(plain(base), opened(base, changes | {"style": style}))
     assert names(result) == wanted
+    assert all(each.is_confirmed for each in result.found)
+    assert result.is_explained
+
+
+@pytest.mark.parametrize("base", ["gpt", "bert", "phi"])
+@pytest.mark.parametrize("activation", ["gelu-tanh", "quick", "silu", "relu", "squared"])
+def test_an_activation_between_convolutions_is_named(base: str, activation: str) -> None:
+    result = searched(plain(base), opened(base, {"activation": activation, "style": "convolutions"}))
+    assert names(result) == ["activation"]
     assert all(each.is_confirmed for each in result.found)
     assert result.is_explained
 

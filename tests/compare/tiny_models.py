@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Options:
     """Description of the models; the three bases are below."""
 
-    style: str = "sdpa"  # sdpa, softmax, einsum, batched, folded
+    style: str = "sdpa"  # sdpa, softmax, einsum, batched, folded, convolutions
     width: int = 32
     heads: int = 4
     kv_heads: int = 4
@@ -200,6 +200,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.o.activation]
+        if self.o.style == "convolutions" and not self.o.gated:
+            up, down = self.up_proj, self.down_proj
+            hidden = act(F.conv1d(x.transpose(1, 2), up.weight[..., None], up.bias))
+            return F.conv1d(hidden, down.weight[..., None], down.bias).transpose(1, 2)
         if not self.o.gated:
             return self.down_proj(act(self.up_proj(x)))
         if self.o.swapped:

@@ -29,7 +29,8 @@ class Wording:
         """The difference of weights that were changed alike."""
         to_a, first = self.rows.to_a, group[0]
         sites = tuple(
-            (self.one.site_at(to_a.get(each.at, each.at)), self.two.site_at(each.at)) for each in group
+            (self.one.site_at(to_a[each.at]) if each.at in to_a else None, self.two.site_at(each.at))
+            for each in group
         )
         more = {1: "", 2: " The same holds for one more weight."}
         message = first.message + more.get(len(group), f" The same holds for {len(group) - 1} more weights.")

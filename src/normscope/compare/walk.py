@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from normscope.anatomy import Anatomy, Branch, Norm, Projection, Site, capture, measuring, named_parameters
 from normscope.anatomy.assemble import assemble
 from normscope.anatomy.graph import Graph, Op, Value
-from normscope.anatomy.ops import SAME, matmul_operands, weight_of
+from normscope.anatomy.ops import CONVOLUTIONS, SAME, matmul_operands, weight_of
 from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.anatomy.reading import record_forward
 from normscope.compare.exact import exact, wide, wide_copy, widen
@@ -517,7 +517,9 @@ class _Maker:
 
 
 def _read_by(op: Op) -> Value | None:
-    """The activation that a parameterised matmul reads."""
+    """The activation that a parameterised matmul or convolution reads."""
+    if op.base in CONVOLUTIONS:
+        return op.source
     operands, weight = matmul_operands(op), weight_of(op)
     if operands is None:
         return None

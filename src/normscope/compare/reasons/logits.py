@@ -38,6 +38,7 @@ class Logits:
         operands: factor that the operands already have on the projections' outputs.
         bias: (1, H, T, S), None without one.
         cap: None without one.
+        is_read: whether the projections of both operands are known, so that `operands` is.
     """
 
     visible: Tensor
@@ -45,6 +46,7 @@ class Logits:
     operands: float
     bias: Tensor | None
     cap: float | None
+    is_read: bool = True
 
     @property
     def scale(self) -> float:
@@ -65,10 +67,8 @@ def read_logits(half: Half) -> Logits | None:
     if product.shape != logits.shape:
         return None
     visible = logits > MASKED
-    operands = 1.0
-    for before, after in (("q", "query"), ("k", "key")):
-        if (read := read_operand(half, before, after)) is not None:
-            operands *= read.times
+    ways = [read_operand(half, before, after) for before, after in (("q", "query"), ("k", "key"))]
+    operands = math.prod(way.times for way in ways if way is not None)
     fitted = (
         _plain(product, logits, visible)
         or _capped(product, logits, visible)
@@ -77,7 +77,7 @@ def read_logits(half: Half) -> Logits | None:
     if fitted is None:
         return None
     times, bias, cap = fitted
-    return Logits(_narrow(visible), times, operands, bias, cap)
+    return Logits(_narrow(visible), times, operands, bias, cap, None not in ways)
 
 
 _Fit = tuple[float, Tensor | None, float | None]
@@ -188,6 +188,7 @@ def reasons(scene: Scene) -> Reasons:
     if a is None or b is None:
         yield from _masks_alone(scene)
         return
+    a, b = _with_operands(scene, a, b)
     sinks = scene.b.steps["logits"].shape == scene.a.steps["logits"].shape
     change: dict[str, Any] = {"by": b.times, "visible": b.visible, "bias": b.bias, "cap": b.cap}
 
@@ -218,6 +219,22 @@ def reasons(scene: Scene) -> Reasons:
         yield reason("attention-positions", left, right, message, bias=a.bias)
     if not _same_mask(scene, a.visible, b.visible):
         yield _mask(scene, a.visible, b.visible, reason)
+
+
+def _with_operands(scene: Scene, a: Logits, b: Logits) -> tuple[Logits, Logits]:
+    """Both with the factor on their operands, where it was read on one side alone: by their products."""
+    both = scene.both("query", "key")
+    if a.is_read == b.is_read or both is None:
+        return a, b
+    products = [query @ spread(key, query.shape[1]).mT for query, key in both]
+    if products[0].shape != products[1].shape:
+        return a, b
+    c, gap = factor(products[0], products[1])
+    if gap > FITS or not c:
+        return a, b
+    if b.is_read:
+        return replace(a, operands=c * b.operands), b
+    return a, replace(b, operands=a.operands / c)
 
 
 def _masks_alone(scene: Scene) -> Reasons:

@@ -51,13 +51,13 @@ def _pool(half: Half) -> str | None:
         return None
     stream, read = half.steps.get("exit"), half.steps.get("final norm in")
     if hidden.shape[1] == 1 and stream is not None and read is not None and stream.shape[1] > 1:
-        for words, pool in (_TAKEN | _MIXED).items():
+        for words, pool in {**_TAKEN, **_MIXED}.items():
             if residual(pool(stream), read[:, 0]) < FITS:
                 return words if words in _TAKEN else f"{words}, before the final norm"
     for name, value in half.parameters.items():
         if tuple(value.shape) == (output.shape[-1], hidden.shape[-1]):
             bias = half.parameters.get(f"{name.rpartition('.')[0]}.bias", torch.zeros(()))
-            for words, pool in (_TAKEN | _MIXED).items():
+            for words, pool in {**_TAKEN, **_MIXED}.items():
                 if residual(pool(hidden) @ value.mT + bias, output) < FITS:
                     return words
     return None
