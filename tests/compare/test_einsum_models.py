@@ -13,7 +13,7 @@ import normscope
 from normscope.compare import Diff
 
 IDS = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
-WIDTH, HEADS, HIDDEN, DEPTH = 16, 4, 24, 2
+WIDTH, HEADS, HIDDEN, DEPTH, LENGTH = 16, 4, 24, 2, 8
 Softmax = Callable[[Tensor], Tensor]
 RULES = {"feed-forward": ("...c,cf->...f", "...f,fc->...c"), "lettered": ("btc,cf->btf", "btf,fc->btc")}
 
@@ -23,10 +23,26 @@ def softmax(x: Tensor) -> Tensor:
     return x.softmax(-1)
 
 
+SOFTMAXES: dict[str, Softmax] = {
+    "logsumexp": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
+    "log-softmax": lambda x: torch.log_softmax(x, -1).exp(),
+    "largest": lambda x: _shares((x - x.amax(-1, keepdim=True)).exp()),
+    "largest by max": lambda x: _shares((x - x.max(-1, keepdim=True).values).exp()),
+    "bare": lambda x: _shares(x.exp()),
+    "product": lambda x: x.exp() * x.exp().sum(-1, keepdim=True).reciprocal(),
+    "einsum": lambda x: x.exp() / torch.einsum("bhqk->bhq", x.exp())[..., None],
+    "in float64": lambda x: _shares((x - x.amax(-1, keepdim=True)).double().exp()).to(x.dtype),
+}
+
+
+def _shares(x: Tensor) -> Tensor:
+    return x / x.sum(-1, keepdim=True)
+
+
 class Layer(nn.Module):
     """A Pre-LN layer with bare kernels."""
 
-    def __init__(self, by: Softmax, rules: tuple[str, str] | None, causal: bool) -> None:
+    def __init__(self, by: Softmax, rules: tuple[str, str] | None, ahead: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         k, shape = WIDTH // HEADS, (WIDTH, HEADS, WIDTH // HEADS)
@@ -39,7 +55,7 @@ class Layer(nn.Module):
         )
         self.down = nn.Parameter(torch.randn(HIDDEN, WIDTH) / 4)
         self.down_bias = nn.Parameter(torch.randn(WIDTH))
-        self.by, self.rules, self.causal = by, rules, causal
+        self.by, self.rules, self.ahead = by, rules, ahead
 
     def attention(self, x: Tensor) -> Tensor:
         if self.rules is None:
@@ -54,9 +70,8 @@ class Layer(nn.Module):
                 for w, b in ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
             )
             scores = torch.einsum("...qhd,...khd->...hqk", q / math.sqrt(q.shape[-1]), k)
-        if self.causal:
-            seen = torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
-            scores = torch.where(seen, scores, -1e9)
+        seen = torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), self.ahead)
+        scores = torch.where(seen, scores, -1e9)
         weights = self.by(scores)
         if self.rules is None:
             return (weights @ v).transpose(1, 2).flatten(2) @ self.o.flatten(0, 1) + self.o_bias
@@ -80,13 +95,11 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """A language model of such layers; those with einsum maps have a native or another softmax."""
 
-    def __init__(
-        self, by: Softmax = softmax, rules: tuple[str, str] | None = None, causal: bool = True
-    ) -> None:
+    def __init__(self, by: Softmax = softmax, rules: tuple[str, str] | None = None, ahead: int = 0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.tokens = nn.Embedding(32, WIDTH)
-        self.layers = nn.ModuleList(Layer(by, rules, causal) for _ in range(DEPTH))
+        self.layers = nn.ModuleList(Layer(by, rules, ahead) for _ in range(DEPTH))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -94,6 +107,28 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
+
+
+class Usual(nn.Module):
+    """The same model of PyTorch's layers, with other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(32, WIDTH)
+        options = {"norm_first": True, "batch_first": True, "dropout": 0.0, "activation": "gelu"}
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, **options)  # type: ignore[arg-type]
+            for _ in range(DEPTH)
+        )
+        self.last, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        return self.out(self.last(x))
 
 
 def compared(a: nn.Module, b: nn.Module) -> Diff:
@@ -105,3 +140,25 @@ def compared(a: nn.Module, b: nn.Module) -> Diff:
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 def test_maps_by_einsum_are_the_usual_ones(rules: tuple[str, str]) -> None:
     assert compared(Model(), Model(rules=rules)).differences == ()
+
+
+@pytest.mark.parametrize("spelling", SOFTMAXES)
+def test_a_softmax_in_any_spelling_is_the_native_one(spelling: str) -> None:
+    b = Model(SOFTMAXES[spelling], RULES["feed-forward"])
+    assert [d.message for d in compared(Model(), b).differences] == []
+
+
+@pytest.mark.parametrize("ahead", [1, LENGTH])
+@pytest.mark.parametrize("spelling", ["native", *SOFTMAXES])
+def test_a_mask_that_shows_later_tokens_is_the_only_difference(spelling: str, ahead: int) -> None:
+    b = Model(SOFTMAXES.get(spelling, softmax), RULES["feed-forward"], ahead)
+    assert {d.name for d in compared(Model(), b).differences} == {"causal"}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_kernels_with_an_axis_for_heads_are_the_usual_ones(rules: tuple[str, str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        a, b = Usual(), Model(rules=rules, ahead=LENGTH)
+        found = normscope.diff(a, b, batch=IDS, parts="function", reraise=True)
+    assert {d.name for d in found.differences} == {"causal"}

@@ -122,7 +122,7 @@ FACTS: dict[str, Fact] = {
     "value_norm": Fact("branch", "The norm on the values is", _HAS),
     "causal": Fact("branch", "The attention is", {True: "causal", False: "bidirectional"}),
     "own_key": Fact("branch", "A token", {True: "sees itself", False: "does not see itself"}),
-    "window": Fact("branch", "The attention's window in tokens is"),
+    "window": Fact("branch", "The attention's window in tokens is", needs=("causal",)),
     "attention_scale": Fact(
         "branch", "The factor on the attention's logits is", needs=("heads", "head_width")
     ),

@@ -17,6 +17,7 @@ NOWHERE = -1
 """The number of an element that comes from elsewhere."""
 _MOVES = CASTS | VIEWS | PARTS
 _ELEMENTWISE = op_set("add sub rsub mul div neg where masked_fill tanh clamp pow sqrt rsqrt exp sigmoid")
+_SHAPED = ("view", "_unsafe_view")
 _LARGEST = 2**27  # numbers of one tensor that is followed
 
 
@@ -69,6 +70,8 @@ def _run(op: Op, known: dict[Value, Tensor]) -> list[Tensor | None]:
     ):
         return []  # indices whose values are not recorded
     packet, _, overload = op.name.removeprefix("aten.").partition(".")
+    if packet in _SHAPED:  # the numbers of a copy need not lie as its elements do
+        packet, overload = "reshape", "default"
     try:
         function = getattr(getattr(torch.ops.aten, packet), overload)
         is_value = lambda leaf: isinstance(leaf, Value)  # noqa: E731

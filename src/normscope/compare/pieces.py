@@ -77,6 +77,18 @@ def rows_first(where: Tensor, op: Op) -> Tensor:
     return where.mT if second else where
 
 
+def stored(matrix: Tensor) -> Tensor | None:
+    """The columns of a matrix in the order in which the parameter has them, None where they are in it.
+
+    An einsum over two axes at once, such as heads and their features, reads them in an order of its own.
+    """
+    if matrix.ndim != 2 or not bool((matrix >= 0).all()):
+        return None
+    order = matrix[0].argsort()
+    is_one = bool((matrix[:, order].diff(dim=1) > 0).all())
+    return order if is_one and not torch.equal(order, torch.arange(len(order))) else None
+
+
 def span(rows: Tensor, leaf: Value) -> str:
     """Words for the part of a parameter."""
     firsts = rows.reshape(rows.shape[0], -1)[:, 0]

@@ -14,9 +14,12 @@ from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
 from normscope.compare.made import made_in, read_by, sources, values_of
-from normscope.compare.pieces import OUT, At, Piece, Slot, rows_first, span, whole
+from normscope.compare.pieces import OUT, At, Piece, Slot, rows_first, span, stored, whole
 from normscope.compare.walk import OUTSIDE, Key, Twin
 from normscope.probes.roles import OPERANDS
+
+_READ: dict[tuple[str, ...], str] = {("o",): "mixed", ("down",): "act"}
+"""Role of a map → the step of what it reads."""
 
 
 class Uses:
@@ -44,6 +47,7 @@ class Uses:
         self.seen: dict[Slot, int] = {}
         self.numbers: dict[tuple[Op, Slot], int] = {}
         self.order: dict[str, int] = {}  # of the first uses
+        self.columns: dict[Op, Tensor] = {}  # in the order of a parameter that has several axes of them
 
     def _read_anatomy(self) -> None:
         for s, stack in enumerate(self.anatomy.stacks):
@@ -163,8 +167,11 @@ class Uses:
         return replace(piece, slot=replace(slot, nth=nth), is_twofold=piece.is_twofold or is_made)
 
     def rows(self) -> dict[Key, RowsOf]:
-        """Features of each role in the step of each fused projection."""
+        """Features of each role in the step of each fused projection, and of what a map reads."""
         found: dict[Key, RowsOf] = {}
+        for op, columns in self.columns.items():
+            at, roles = self._role_of(op)
+            found.setdefault((*at, _READ[roles]), {_READ[roles]: columns})
         for op, rows in self.fused.items():
             at, roles = self._role_of(op)
             if set(rows) == set(roles):
@@ -248,6 +255,9 @@ class Uses:
     def _matrix(self, start: Value, where: Tensor, op: Op) -> Iterator[Piece]:
         canonical = rows_first(where, op)
         at, parts = self._parts(op, canonical.shape[0])
+        if len(start.shape) > 2 and tuple(parts) in _READ and (columns := stored(canonical)) is not None:
+            self.columns[op] = columns
+            canonical = canonical[:, columns]
         turned = canonical.ndim == 2 and bool(canonical[0, -1] - canonical[0, 0] >= canonical.shape[1] > 1)
         for role, rows in parts.items():
             own = canonical[rows]
