@@ -162,3 +162,35 @@ def test_kernels_with_an_axis_for_heads_are_the_usual_ones(rules: tuple[str, str
         a, b = Usual(), Model(rules=rules, ahead=LENGTH)
         found = normscope.diff(a, b, batch=IDS, parts="function", reraise=True)
     assert {d.name for d in found.differences} == {"causal"}
+
+
+class Looped(Layer):
+    """A layer whose heads run one after the other."""
+
+    scale, order = 1.0, 1
+
+    def attention(self, x: Tensor) -> Tensor:
+        kernels = ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
+        q, k, v = ((x @ w.flatten(1) + b.flatten()).chunk(HEADS, -1) for w, b in kernels)
+        seen = torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool))
+        found = []
+        for n in range(HEADS):
+            scores = self.scale * q[n] @ k[n].mT / math.sqrt(q[n].shape[-1])
+            found.append(torch.where(seen, scores, -1e9).softmax(-1) @ v[n])
+        return torch.cat(found[:: self.order], -1) @ self.o.flatten(0, 1) + self.o_bias
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"), [({}, None), ({"scale": 0.5}, "attention-scale"), ({"order": -1}, "head-order")]
+)
+def test_heads_one_after_the_other_are_those_of_one_attention(
+    changed: dict[str, float], name: str | None
+) -> None:
+    b = Model()
+    for layer in b.layers:
+        layer.__class__ = type("Changed", (Looped,), changed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = normscope.diff(Model(), b, batch=IDS, parts="function", reraise=True).differences
+    assert (found[0].name if found else None) == name
+    assert not {d.name for d in found} & {"heads", "attention-scale", "head-order"} - {name}

@@ -9,7 +9,7 @@ A twin counts its forwards. The subject's own model stays as it is.
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -40,15 +40,29 @@ _STEP = 2.0**-52
 _NOISE_SEED = 20_011
 
 
+_OPERANDS: dict[str, Callable[[Value], Layout]] = {
+    "query": lambda value: heads_first(value, -1),
+    "key": lambda value: heads_first(value, -2),
+    "value": lambda value: heads_first(value, -1),
+    "logits": pairs_last,
+    "probabilities": pairs_last,
+}
+"""Tensor of an attention → its layout."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the walk before it is captured: its key, its name for a person, its site, its layout."""
+    """A tensor of the walk before it is captured: its key, its name for a person, its site, its layout.
+
+    `others` are the places of the other heads, where each head has an attention of its own.
+    """
 
     key: Key
     name: str
     site: Site
     layout: Layout | None
     index: int
+    others: tuple["Place", ...] = ()
 
 
 @dataclass
@@ -129,7 +143,7 @@ class Twin:
         with self._world(weights, (*put, *patches), shaken) as model, seeded(seed):
             run = lambda: call_model(model, _wide_batch(batch))  # noqa: E731
             self.forwards += 1
-            output, found = capture(model, run, [place.site for place in self.places])
+            output, found = capture(model, run, [each.site for p in self.places for each in (p, *p.others)])
             applied = None
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
@@ -216,6 +230,7 @@ class Twin:
         ]
         grads: list[Tensor | None] = [None] * len(tensors)
         own: dict[str, Tensor] = {}
+        by_site: dict[Site, Tensor | None] = {}
         final_grad = None
         if gradients and final is not None and final.requires_grad:
             final_grad, (real, columns) = cotangent(final), counted
@@ -224,13 +239,15 @@ class Twin:
             if real is not None and final.shape[:2] == real.shape:
                 final_grad = final_grad * real.to(final_grad).reshape(*real.shape, *[1] * (final.ndim - 2))
             parameters = dict(named_parameters(self.model))
-            leaves = [t for t in (*tensors, *parameters.values()) if t.requires_grad]
+            others = [found[each.site] for p in places for each in p.others if each.site in found]
+            leaves = [t for t in (*tensors, *others, *parameters.values()) if t.requires_grad]
             unique = list({id(t): t for t in leaves}.values())
             given = torch.autograd.grad(final, unique, final_grad, allow_unused=True)
             by_id = {id(t): g for t, g in zip(unique, given, strict=True)}
             if self._applied is not None:
                 by_id |= self._applied.gradients
             grads = [by_id.get(id(t)) for t in tensors]
+            by_site = {site: by_id.get(id(t)) for site, t in found.items()}
             own = {name: g for name, p in parameters.items() if (g := by_id.get(id(p))) is not None}
         steps = []
         for place, tensor, grad in zip(places, tensors, grads, strict=True):
@@ -238,6 +255,7 @@ class Twin:
             if place.layout is not None:
                 value = place.layout.apply(value)
                 gradient = None if gradient is None else place.layout.apply(gradient)
+            value, gradient = _joined(value, place, found), _joined(gradient, place, by_site)
             steps += self._split(Step(place.key, place.name, _plain(value), _plain(gradient)))
         if final is not None:
             key = (OUTSIDE, OUTSIDE, OUTSIDE, OUTPUT)
@@ -246,6 +264,16 @@ class Twin:
             Step((OUTSIDE, OUTSIDE, OUTSIDE, f"{WEIGHT}{n}"), n, None, _plain(g)) for n, g in own.items()
         ]
         return tuple(steps)
+
+
+def _joined(tensor: Tensor | None, place: Place, found: Mapping[Site, Tensor | None]) -> Tensor | None:
+    """The heads of a place in one tensor, where each has its own attention; None where one is missing."""
+    parts = [tensor]
+    for each in place.others:
+        other, layout = found.get(each.site), each.layout
+        parts.append(layout.apply(other.detach()) if other is not None and layout is not None else None)
+    known = [part for part in parts if part is not None]
+    return torch.cat(known, 1) if len(known) == len(parts) > 1 else tensor if len(parts) == 1 else None
 
 
 def _makes(key: Key) -> bool:
@@ -437,6 +465,15 @@ class _Maker:
         value = self.value(site)
         return Place(key, name, site, None if value is None else layout(value), value.index if value else -1)
 
+    def heads(self, key: Key, name: str, sites: Sequence[Site], layout: Callable[[Value], Layout]) -> Place:
+        """The place of an attention's tensor, with those of the others where each of them is of one head."""
+        first, *others = (self.place(key, name, site, layout) for site in sites)
+        shapes = {place.layout.merged if place.layout is not None else () for place in (first, *others)}
+        shape = next(iter(shapes))
+        if not others or len(shapes) > 1 or len(shape) != 4 or shape[1] != 1:
+            return first
+        return replace(first, index=others[-1].index, others=tuple(others))
+
     def embedding(self) -> Value | None:
         """The output of the first table that is looked up by the model's input."""
         ops = (op for op in self.graph.ops if op.base in ("embedding", "index", "index_select"))
@@ -473,13 +510,10 @@ class _Maker:
                 if (read := None if op is None else _read_by(op)) is not None:
                     name = "mixed" if projection.roles == ("o",) else "act"
                     found.append(self.place((*at, name), path, read.site))
-        for attention in branch.attention[:1]:
-            query, key, value = attention.query, attention.key, attention.value
-            found.append(self.place((*at, "query"), branch.site, query, lambda v: heads_first(v, -1)))
-            found.append(self.place((*at, "key"), branch.site, key, lambda v: heads_first(v, -2)))
-            found.append(self.place((*at, "value"), branch.site, value, lambda v: heads_first(v, -1)))
-            found.append(self.place((*at, "logits"), branch.site, attention.logits, pairs_last))
-            found.append(self.place((*at, "probabilities"), branch.site, attention.probabilities, pairs_last))
+        for role, layout in _OPERANDS.items():
+            sites = [getattr(attention, role) for attention in branch.attention]
+            if sites:
+                found.append(self.heads((*at, role), branch.site, sites, layout))
         found.append(self.place((*at, "output"), branch.site, branch.output))
         found.append(self.place((*at, "sum"), branch.site, branch.sum if biased is None else biased))
         if biased is not None:  # what is added to the stream lacks the bias
@@ -489,7 +523,7 @@ class _Maker:
         for place in found:
             nth = names[place.key[3]] = names.get(place.key[3], -1) + 1
             numbered = place.key if nth == 0 else (*place.key[:3], f"{place.key[3]} {nth + 1}")
-            unique.append(Place(numbered, place.name, place.site, place.layout, place.index))
+            unique.append(replace(place, key=numbered))
         return sorted(unique, key=lambda place: place.index)
 
     def mapped(self, projection: Projection) -> Site:

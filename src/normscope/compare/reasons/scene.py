@@ -21,11 +21,15 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class At:
-    """Site of a step's tensor in a model, and the way to the form that steps have."""
+    """Site of a step's tensor in a model, and the way to the form that steps have.
+
+    `is_part` says that the site has the first of several heads, each with an attention of its own.
+    """
 
     site: Site
     layout: Layout | None = None
     rows: Tensor | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def map_of(holdings: Holdings) -> Map:
     """The map of a model."""
     places: dict[Key, At] = {}
     for key, place in holdings.places.items():
-        places[key] = At(place.site, place.layout, holdings.rows.get(key))
+        places[key] = At(place.site, place.layout, holdings.rows.get(key), bool(place.others))
         places[*key[:3], f"whole {key[3]}"] = At(place.site, place.layout)
     order = {key: place.index for key, place in holdings.places.items()}
     return Map(holdings.anatomy, places, order, holdings.norms, holdings.embedding_norm)
@@ -119,7 +119,7 @@ def _half(
     side: Walked, steps: Mapping[str, Step], number: Number, names: Mapping[str, Number] | None = None
 ) -> Half:
     """One side of a scene; `names` are steps of other numbers."""
-    places = {key[3]: at for key, at in side.map.places.items() if key[:3] == number}
+    places = {key[3]: at for key, at in side.map.places.items() if key[:3] == number and not at.is_part}
     for name, elsewhere in (names or {}).items():
         if (*elsewhere, name) in side.map.places:
             places[name] = side.map.places[*elsewhere, name]
