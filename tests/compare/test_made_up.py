@@ -117,3 +117,16 @@ def test_beside_a_folded_scale_a_planted_difference_is_the_only_one(scale: str) 
 @pytest.mark.parametrize("factor", [1.0, 0.31])
 def test_a_scale_that_is_folded_wrongly_is_a_difference(scale: str, factor: float) -> None:
     assert scale in {each.name for each in compared(*folded(scale, factor)).of(Part.FUNCTION)}
+
+
+@torch.no_grad()
+def test_weights_that_a_conversion_rounds_are_the_same() -> None:
+    a = made.made("plain", Options())
+    b = copy.deepcopy(a)
+    for module in b.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.weight.mul_(1 + 3e-7)
+    found = compared(a, b)
+    assert found.differences == ()
+    assert 1e-9 < found.parts[1].figures["largest"] < 1e-6
+    assert "as they stand" in found.parts[1].said

@@ -51,7 +51,7 @@ _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
 NARROW = 64 * 2.0**-24
-"""Largest relative difference that comes from weights which a conversion multiplied in float32."""
+"""Largest relative difference that comes from weights which a conversion computed in float32."""
 _HEAD_FACTS = ("head_maps", "head_norms", "head_norm_eps", "head_activation")
 _VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights", "pooling")
 """Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
@@ -146,15 +146,16 @@ class _Function:
         if found.first is None and found.first_gradient is None:
             return self._only_weights(found, self.stood)
         if self.is_made_up and not self.found:
-            self.said = "as they stand"
             return self._only_weights(self.stood, self.stood)
         return self._outcome(found)
 
     def _only_weights(self, found: Walked, stood: Walked) -> Outcome:
         """The result for functions that agree with the same weights, and part as the weights stand."""
-        if not parts_at_end(stood) or (self.is_made_up and stood.largest < NARROW):
+        if not parts_at_end(stood):
             return self._outcome(found)
-        if not self.found and stood.first is not None:
+        if not self.found and stood.largest < NARROW:
+            self.said = "as they stand"
+        elif not self.found and stood.first is not None:
             self._add(self.wording.parting(stood.first, "value"), stood.first.key[:3])
         return self._outcome(stood)
 
