@@ -488,7 +488,8 @@ def test_updates_of_several_optimizers_are_measured_after_all(order: int, tmp_pa
             optimizer.step()
         monitor.step(loss)
     assert monitor.failure is None, monitor.failure
-    assert stored(path, "update/lost", "attention").tolist() == [0.0]
+    (lost,) = stored(path, "update/lost", "attention").tolist()
+    assert lost < 0.01  # a half before the second optimizer's step
     with RunReader(path) as reader:
         (event,) = reader.events("first-wrong-value")
     assert event.data["phase"] == "optimizer state", "that of the second optimizer too"
