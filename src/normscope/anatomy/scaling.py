@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from normscope.anatomy.graph import Value
 from normscope.anatomy.replay import CannotReplay, Replay
@@ -65,6 +66,17 @@ def measure_scaling(
     """
     if math.prod(starts[0].shape) > _MOST_ELEMENTS:
         raise CannotReplay("the tensor is too large")
+    with _disable_current_modes():  # a model with fake weights is read in their mode
+        return _scaling(starts, ends, num_gains, axes, replay)
+
+
+def _scaling(
+    starts: Sequence[Value],
+    ends: Sequence[Value],
+    num_gains: int,
+    axes: tuple[int, ...] | None,
+    replay: Replay,
+) -> Scaling | None:
     one = torch.ones((), dtype=torch.float64)
     given = {w: (one if i < num_gains else 0 * one).expand(w.shape) for i, w in enumerate(starts[1:])}
 
