@@ -77,3 +77,32 @@ def test_a_wrong_backward_is_placed() -> None:
     found = differences("gpt", model)
     assert [each.name for each in found] == ["gradient-scale"]
     assert found[0].b == 2.0
+
+
+class AsData(nn.Embedding):
+    """A table that no gradient reaches."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.embedding(input, self.weight.data)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("is_of_a", [True, False])
+@pytest.mark.parametrize("base", ["gpt", "bert"])
+def test_a_table_that_is_read_as_data_is_a_cut_gradient(base: str, is_of_a: bool, is_given: bool) -> None:
+    plain, other = tiny(BASES[base]), tiny(BASES[base], seed=0 if is_given else 1)
+    other.pos.__class__ = AsData
+    pair = (other, plain) if is_of_a else (plain, other)
+    diff = normscope.diff(*pair, batch=batch(BASES[base]), parts="function", reraise=True)
+    (found,) = [each for each in diff.of(Part.FUNCTION) if "weights" not in each.name]
+    assert found.name == "gradient-cut"
+    assert (found.a, found.b) == (("cut", "flows") if is_of_a else ("flows", "cut"))
+    assert found.sites == (("pos", "pos"),)
+
+
+@pytest.mark.parametrize("base", ["gpt", "bert"])
+def test_a_frozen_table_that_is_read_as_data_is_no_difference(base: str) -> None:
+    other = tiny(BASES[base])
+    other.pos.__class__ = AsData
+    other.pos.weight.requires_grad_(False)
+    assert differences(base, other) == []

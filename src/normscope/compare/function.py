@@ -41,6 +41,7 @@ from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 from normscope.compare.walkers import CannotFeedError, Walker, fed
 from normscope.compare.whole import (
     agrees,
+    cut_weights,
     has_as_many,
     parts_at_end,
     uses_same_weights,
@@ -139,6 +140,8 @@ class _Function:
         if stands is not None:
             return self._outcome(stands)
         self._judge(found, steps_a, steps_b)
+        if found.first is None and found.first_gradient is None and not is_random:
+            self._say_cuts(found, steps_a, steps_b, self.weights)
         for group in alike(self.changed):
             self._add(self.wording.changed(group), group[0].at)
         if self.stood is None:
@@ -191,11 +194,20 @@ class _Function:
         found = self._compared(steps_a, steps_b)
         if found.first is None and found.first_gradient is None:
             self.said = "as they stand"
+            self._say_cuts(found, steps_a, steps_b, own)
             return found
         holdings = self.two.opened.holdings
         self.changed = list(changes(own, self.one.opened.holdings, holdings, _head_widths(steps_b)))
         self.stood = found
         return None
+
+    def _say_cuts(
+        self, found: Walked, steps_a: Sequence[Step], steps_b: Sequence[Step], weights: Weights
+    ) -> None:
+        """Name the weights that no gradient reaches on one side, where all tensors between agree."""
+        one, two = self.one.opened.holdings, self.two.opened.holdings
+        for ours, theirs, side in cut_weights(found, steps_a, steps_b, weights, one, two):
+            self._add(self.wording.cut(ours, theirs, side), (OUTSIDE, OUTSIDE, OUTSIDE), _LATE)
 
     # Walking
 

@@ -65,6 +65,20 @@ class Wording:
             confirmed,
         )
 
+    def cut(self, ours: Iterable[str], theirs: Iterable[str], side: str) -> Difference:
+        """The difference of weights whose gradient is cut in one side alone."""
+        names = [" and ".join(sorted(each)) for each in (ours, theirs)]
+        message = (
+            f"The gradient of {names[0]} in A, {names[1]} in B, is cut in {side} alone, as by detach(): "
+            "it is zero there."
+        )
+        values = ("flows", "cut") if side == "B" else ("cut", "flows")
+        modules = tuple(name.rpartition(".")[0] for name in (min(ours), min(theirs)))
+        evidence = ("The values agree; the gradients of a random linear loss do not.",)
+        return Difference(
+            Part.FUNCTION, "gradient-cut", ((modules[0], modules[1]),), *values, message, evidence
+        )
+
     def parting(self, at: Compared, what: str) -> Difference:
         """The difference of a place that parts for no known reason; `what` is "value" or "gradient"."""
         name = name_of_step(at.key[3])

@@ -229,7 +229,7 @@ class Twin:
             for place in places
         ]
         grads: list[Tensor | None] = [None] * len(tensors)
-        own: dict[str, Tensor] = {}
+        own: dict[str, Tensor | None] = {}
         by_site: dict[Site, Tensor | None] = {}
         final_grad = None
         if gradients and final is not None and final.requires_grad:
@@ -248,7 +248,9 @@ class Twin:
                 by_id |= self._applied.gradients
             grads = [by_id.get(id(t)) for t in tensors]
             by_site = {site: by_id.get(id(t)) for site, t in found.items()}
-            own = {name: g for name, p in parameters.items() if (g := by_id.get(id(p))) is not None}
+            learnt = {name for name, p in named_parameters(self.subject.model) if p.requires_grad}
+            own = {name: by_id.get(id(p)) for name, p in parameters.items()}
+            own = {name: g for name, g in own.items() if g is not None or name in learnt}
         steps = []
         for place, tensor, grad in zip(places, tensors, grads, strict=True):
             value, gradient = tensor.detach(), None if grad is None else grad.detach()

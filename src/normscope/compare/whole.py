@@ -7,7 +7,7 @@ are said to be.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -75,10 +75,42 @@ def _gradients(steps: Sequence[Step]) -> dict[str, Tensor]:
     return {s.site: s.gradient for s in steps if s.key[3].startswith(WEIGHT) and s.gradient is not None}
 
 
+def cut_weights(
+    found: Walked,
+    steps_a: Sequence[Step],
+    steps_b: Sequence[Step],
+    weights: Weights,
+    a: Holdings,
+    b: Holdings,
+) -> list[tuple[set[str], set[str], str]]:
+    """Weights of A, those of B that are made of them, and the side in which alone their gradient is cut.
+
+    The arguments are those of `agrees`. A weight that is frozen, or a buffer, has no gradient to cut.
+    """
+    tolerance = max(each.gradient_tolerance for each in found.pairs if math.isfinite(each.gradient_tolerance))
+    grads = _gradients(steps_a), _gradients(steps_b)
+    learnt = [{s.site for s in steps if s.key[3].startswith(WEIGHT)} for steps in (steps_a, steps_b)]
+    pairs = list(_partners(weights, a, b))
+    sizes = [(_norm(grads[0], ours), _norm(grads[1], theirs)) for ours, theirs in pairs]
+    largest = max((max(pair) for pair in sizes), default=0.0)
+    cuts = []
+    for (ours, theirs), (x, y) in zip(pairs, sizes, strict=True):
+        is_cut = (x == 0.0) != (y == 0.0) and max(x, y) > tolerance * largest
+        if is_cut and ours <= learnt[0] and theirs <= learnt[1]:
+            cuts.append((ours, theirs, "A" if x == 0.0 else "B"))
+    return cuts
+
+
 def _sizes(
     grads_a: Mapping[str, Tensor], grads_b: Mapping[str, Tensor], weights: Weights, a: Holdings, b: Holdings
 ) -> list[tuple[float, float]]:
-    """Norms of the gradients in A and in B, of each set of weights that are made of each other.
+    """Norms of the gradients in A and in B, of each set of weights that are made of each other."""
+    partners = _partners(weights, a, b)
+    return [(_norm(grads_a, ours), _norm(grads_b, theirs)) for ours, theirs in partners]
+
+
+def _partners(weights: Weights, a: Holdings, b: Holdings) -> Iterator[tuple[set[str], set[str]]]:
+    """Each set of weights that are made of each other: their names in A and in B.
 
     Sets with a computed weight are left out: what is put in its place has no gradient in its parameters.
     """
@@ -93,11 +125,7 @@ def _sizes(
             found.remove(other)
             joined = (joined[0] | other[0], joined[1] | other[1])
         found.append(joined)
-    return [
-        (_norm(grads_a, ours), _norm(grads_b, theirs))
-        for ours, theirs in found
-        if not (ours & made_a or theirs & (made_b | inside))
-    ]
+    return ((ours, theirs) for ours, theirs in found if not (ours & made_a or theirs & (made_b | inside)))
 
 
 def _norm(gradients: Mapping[str, Tensor], names: set[str]) -> float:
