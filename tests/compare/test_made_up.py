@@ -130,3 +130,21 @@ def test_weights_that_a_conversion_rounds_are_the_same() -> None:
     assert found.differences == ()
     assert 1e-9 < found.parts[1].figures["largest"] < 1e-6
     assert "as they stand" in found.parts[1].said
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["folded", "turned"])
+def test_a_conversion_that_forgets_the_biases_is_a_difference_beside_another(kind: str) -> None:
+    if kind == "folded":
+        a, b = folded("attention-scale", activation="relu")
+        wrong = "attention-scale"
+    else:
+        a = made.made("plain", Options(rotary="halves"))
+        b = converted(a, activation="relu")
+        wrong = "rotary-layout"
+    given = dict(a.named_parameters())
+    for name, parameter in b.named_parameters():
+        if name.endswith(("query.bias", "key.bias")):
+            parameter.copy_(given[name])
+    found = compared(a, b).of(Part.FUNCTION)
+    assert {"activation", wrong} <= {each.name for each in found}

@@ -70,6 +70,15 @@ def test_a_fact_that_is_read_wrongly_is_no_difference_of_equal_functions(
     assert [each.name for each in alone.differences] == [fact.replace("_", "-")]
 
 
+@pytest.mark.parametrize("how", ["a loose tolerance", "one token"])
+def test_a_comparison_that_shows_little_settles_nothing(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    a, b = two()
+    misread(monkeypatch, "inner", {"norm": "batchnorm"})
+    loose, batch = (1e-3, made.batch()) if how == "a loose tolerance" else (None, made.batch()[:, :1])
+    found = normscope.diff(a, b, parts="structure,function", batch=batch, rtol=loose, reraise=True)
+    assert [each.name for each in found.differences] == ["norm"]
+
+
 @pytest.mark.parametrize("fact", KEPT)
 def test_what_a_batch_does_not_show_is_kept(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
     a, b = two()

@@ -1,10 +1,11 @@
 """The function part: A's weights in B, the same batch in float64, and the first place where the two part.
 
 open     both models in float64, their holdings                                  1–2 forwards each
-walk     both, and both with shaken weights, which measures the rounding         2 forwards each
+given    both with their own weights, and shaken, where both hold given ones   2 forwards each
+walk     both with A's weights, and shaken, which measures the rounding          2 forwards each
+whole    outputs and gradients of all weights: where they agree, nothing inside of the two counts
 local    B with A's stream at every branch: what each branch does by itself      1 forward of B
 reasons  B with everything undone that was found                                 1–3 forwards of B
-given    B with its own weights, where both sides hold given ones                1 forward of B
 """
 
 import contextlib
@@ -51,6 +52,8 @@ from normscope.compare.whole import (
 _SEED = 1
 _MOSTLY = 0.5
 _LATE = 1e9
+EXACT = 1e-9
+"""Largest tolerance at which every difference of the computation shows, such as another ε."""
 NARROW = 64 * 2.0**-24
 """Largest relative difference that comes from weights which a conversion computed in float32."""
 _HEAD_FACTS = ("head_maps", "head_norms", "head_norm_eps", "head_activation")
@@ -131,7 +134,7 @@ class _Function:
         holdings = (self.one.opened.holdings, self.two.opened.holdings)
         if not is_random and agrees(found, steps_a, steps_b, self.weights, *holdings):
             found = without_partings(found)
-            self._settle(steps_a, steps_b)
+            self._settle(found, steps_a, steps_b)
         elif not has_partners:
             a, b = (" and ".join(names) or "no residual stream" for names in stacks)
             return _not(f"the two have different stacks: {a} in A, {b} in B")
@@ -162,9 +165,10 @@ class _Function:
             self._add(self.wording.parting(stood.first, "value"), stood.first.key[:3])
         return self._outcome(stood)
 
-    def _settle(self, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
-        """Note that all that the two compute is accounted for."""
-        self.settled = computed(same_weights=has_as_many(steps_a, steps_b))
+    def _settle(self, found: Walked, steps_a: Sequence[Step], steps_b: Sequence[Step]) -> None:
+        """Note that all that the two compute is accounted for, unless the comparison shows too little."""
+        if found.tolerance <= EXACT and self.one.num_tokens > 1:
+            self.settled = computed(same_weights=has_as_many(steps_a, steps_b))
 
     def _without_constants(self, holdings: Holdings) -> Holdings:
         generic = without_constants(holdings)
@@ -241,7 +245,7 @@ class _Function:
         """Find the reasons; `before` are B's steps without patches."""
         if found.first is not None:
             result = self._search(found, steps_a)
-            counted, self.changed = without_made_up(result.found, self.changed)
+            counted, self.changed = without_made_up(result.found, self.changed, self.two.opened.holdings)
             self.is_made_up = len(counted) < len(result.found)
             for group in grouped([one for each in counted for one in self._of_head(each)]):
                 self._add(self.wording.because(group), group[0].b)
@@ -252,7 +256,7 @@ class _Function:
                 self.notes.append("The reasons that were found do not explain the whole difference.")
                 return
             if uses_same_weights(steps_a, before, self.weights):
-                self._settle(steps_a, before)
+                self._settle(found, steps_a, before)
             if any(each.reason.name in _VALUES_ONLY for each in result.found):
                 return
             if counted:

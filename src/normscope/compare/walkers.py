@@ -28,6 +28,12 @@ class Walker:
     columns: int | None = None
     weights: Mapping[str, Tensor] | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sequence, or pixels of an image; the least of several inputs."""
+        sizes = (t.shape[1] if t.ndim == 3 else t[0].numel() for t in self.parts.values() if t.ndim > 1)
+        return min(sizes, default=0)
+
     def walk(self, patches: tuple[Patch, ...] = (), *, own: bool = False, **options: Any) -> tuple[Step, ...]:
         """One forward; with `own` weights instead of those of `weights`."""
         weights = None if own else self.weights

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normscope.compare.holdings import Holdings
-from normscope.compare.parting import Walked
+from normscope.compare.parting import FLOOR, Walked
 from normscope.compare.types import Step, Weights
 from normscope.compare.walk import OUTPUT, WEIGHT
 
@@ -56,7 +56,7 @@ def agrees(
     """
     if parts_at_end(found) or not uses_same_weights(steps_a, steps_b, weights):
         return False
-    tolerance = max(each.gradient_tolerance for each in found.pairs if math.isfinite(each.gradient_tolerance))
+    tolerance = _tolerance(found)
     sizes = _sizes(_gradients(steps_a), _gradients(steps_b), weights, a, b)
     largest = max((max(pair) for pair in sizes), default=0.0)
     return all(abs(x - y) <= tolerance * largest for x, y in sizes)
@@ -69,6 +69,12 @@ def without_partings(found: Walked) -> Walked:
         for each in found.pairs
     )
     return replace(found, pairs=tuple(pairs))
+
+
+def _tolerance(found: Walked) -> float:
+    """Relative difference of two gradients that rounding explains."""
+    known = (each.gradient_tolerance for each in found.pairs)
+    return max((each for each in known if math.isfinite(each)), default=FLOOR)
 
 
 def _gradients(steps: Sequence[Step]) -> dict[str, Tensor]:
@@ -87,7 +93,7 @@ def cut_weights(
 
     The arguments are those of `agrees`. A weight that is frozen, or a buffer, has no gradient to cut.
     """
-    tolerance = max(each.gradient_tolerance for each in found.pairs if math.isfinite(each.gradient_tolerance))
+    tolerance = _tolerance(found)
     grads = _gradients(steps_a), _gradients(steps_b)
     learnt = [{s.site for s in steps if s.key[3].startswith(WEIGHT)} for steps in (steps_a, steps_b)]
     pairs = list(_partners(weights, a, b))
