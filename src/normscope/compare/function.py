@@ -16,6 +16,7 @@ from normscope.compare.differences import compare_structures
 from normscope.compare.facts import computed, differing, name_of, sentence
 from normscope.compare.function_words import Wording, alike, as_data
 from normscope.compare.holdings import Holdings
+from normscope.compare.keys import OUTPUT, OUTSIDE, Key
 from normscope.compare.made_up import without_made_up
 from normscope.compare.mapping import CannotMapError, loading_notes, map_weights
 from normscope.compare.mapping.changes import Change, agreement, changes
@@ -38,7 +39,6 @@ from normscope.compare.twins import (
 )
 from normscope.compare.types import Compared as HowFar
 from normscope.compare.types import Difference, Pair, Part, Step, Weights
-from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 from normscope.compare.walkers import CannotFeedError, Walker, fed
 from normscope.compare.whole import (
     agrees,

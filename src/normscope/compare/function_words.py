@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normscope.compare.keys import OUTSIDE
 from normscope.compare.mapping.changes import Change
 from normscope.compare.parting import Compared
 from normscope.compare.reasons.search import UNKNOWN, Found
 from normscope.compare.rows import Rows
 from normscope.compare.step_names import amount, name_of_step
 from normscope.compare.types import Difference, Part, Weights
-from normscope.compare.walk import OUTSIDE
 from normscope.compare.walkers import Walker
 from normscope.report.sites import compress
 

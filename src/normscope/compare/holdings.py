@@ -12,10 +12,12 @@ from typing import Literal
 from torch import Tensor
 
 from normscope.anatomy import Anatomy, Norm, named_parameters
+from normscope.compare.keys import Key
 from normscope.compare.made import Part, buffers_read
 from normscope.compare.pieces import FIRST, Piece
+from normscope.compare.step_places import Place
 from normscope.compare.uses import Uses
-from normscope.compare.walk import Key, Place, Twin
+from normscope.compare.walk import Twin
 
 Slotted = Literal["in", "out", "stream"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from normscope.compare.holdings import Holdings
+from normscope.compare.keys import At
 from normscope.compare.mapping.changes import INTERLEAVED, SPLIT, Change
-from normscope.compare.pieces import At
 from normscope.compare.reasons.search import Found
 
 _FOLDED = {

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from normscope.compare.holdings import Holdings
+from normscope.compare.keys import OUTPUT, OUTSIDE, WEIGHT, Key
 from normscope.compare.reasons.scene import real_rows
 from normscope.compare.rows import Rows
 from normscope.compare.types import Step
-from normscope.compare.walk import OUTPUT, OUTSIDE, WEIGHT, Key
 
 MASKED = -1e4
 """Largest logit of a key that is masked."""

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.ops import CONVOLUTIONS, matmul_operands
-from normscope.compare.walk import OUTSIDE
+from normscope.compare.keys import OUTSIDE, At
 
-At = tuple[int, int, int]
 OUT: At = (OUTSIDE, OUTSIDE, OUTSIDE)
 FIRST = ("q", "k", "v", "up", "gate", "other")
 """Roles of the first maps of a branch."""

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
+from normscope.compare.keys import OUTSIDE, At
 from normscope.compare.types import Pair
-
-At = tuple[int, int, int]
-OUTSIDE = -1
 
 
 @dataclass(frozen=True)

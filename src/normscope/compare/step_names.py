@@ -1,6 +1,6 @@
 """Names of steps, and sizes of differences, in sentences."""
 
-from normscope.compare.walk import OUTPUT
+from normscope.compare.keys import OUTPUT
 
 
 def name_of_step(name: str) -> str:

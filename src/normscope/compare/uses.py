@@ -13,9 +13,10 @@ from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, weight_of
 from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
+from normscope.compare.keys import OUTSIDE, At, Key
 from normscope.compare.made import made_in, read_by, sources, values_of
-from normscope.compare.pieces import OUT, At, Piece, Slot, rows_first, span, stored, whole
-from normscope.compare.walk import OUTSIDE, Key, Twin
+from normscope.compare.pieces import OUT, Piece, Slot, rows_first, span, stored, whole
+from normscope.compare.walk import Twin
 from normscope.probes.roles import OPERANDS
 
 _READ: dict[tuple[str, ...], str] = {("o",): "mixed", ("down",): "act"}

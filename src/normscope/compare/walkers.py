@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from normscope.compare.feed import Fed, shortened, with_decoder_ids
+from normscope.compare.keys import OUTSIDE
 from normscope.compare.side import Side
 from normscope.compare.twins import Opened, feed_twin, reopen_twin, walk_twin
 from normscope.compare.types import Patch, Step
-from normscope.compare.walk import OUTSIDE
 
 
 class CannotFeedError(Exception):

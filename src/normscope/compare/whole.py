@@ -13,9 +13,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from normscope.compare.holdings import Holdings
+from normscope.compare.keys import OUTPUT, WEIGHT
 from normscope.compare.parting import FLOOR, Walked
 from normscope.compare.types import Step, Weights
-from normscope.compare.walk import OUTPUT, WEIGHT
 
 
 def uses_same_weights(steps_a: Sequence[Step], steps_b: Sequence[Step], weights: Weights) -> bool:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from normscope.compare.holdings import Held, Holdings
-from normscope.compare.pieces import At, Piece
+from normscope.compare.keys import At
+from normscope.compare.pieces import Piece
 from normscope.compare.types import Weights
 
 _EQUAL = 1e-6

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from normscope.compare.holdings import Held, Holdings
-from normscope.compare.pieces import At, Piece, Slot
+from normscope.compare.keys import At
+from normscope.compare.pieces import Piece, Slot
 
 Group = tuple[At, str, str]
 Pieces = Mapping[Group, list[tuple[Held, Piece]]]

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from normscope.compare.given import MapError
 from normscope.compare.holdings import Held, Holdings
+from normscope.compare.keys import OUTSIDE
 from normscope.compare.mapping.divided import divided, grouped
 from normscope.compare.pieces import Piece, Slot
-from normscope.compare.rows import OUTSIDE, Rows
+from normscope.compare.rows import Rows
 from normscope.compare.types import Weights
 from normscope.errors import suggest
 

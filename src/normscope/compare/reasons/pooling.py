@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from normscope.compare.keys import OUTPUT
 from normscope.compare.reasons.scene import FITS, Half, Reason, Scene, residual, tell
 from normscope.compare.types import Patch
-from normscope.compare.walk import OUTPUT
 
 _TAKEN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "the first token's": lambda x: x[:, 0],

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from normscope.anatomy import Anatomy, Norm, Site
 from normscope.compare.holdings import Holdings
+from normscope.compare.keys import OUTPUT, OUTSIDE, Key
 from normscope.compare.reasons.scene import SAME, At, Half, Scene
 from normscope.compare.types import Step
-from normscope.compare.walk import OUTPUT, OUTSIDE, Key
 
 Number = tuple[int, int, int]
 WAY_IN: Number = (OUTSIDE, OUTSIDE, OUTSIDE)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from normscope.anatomy import Site
+from normscope.compare.keys import OUTPUT
 from normscope.compare.patched_ops import Formula
 from normscope.compare.patches import tensors_at
 from normscope.compare.reasons import (
@@ -33,7 +34,6 @@ from normscope.compare.reasons.scene import SAME, Reason, Reasons, Scene, distan
 from normscope.compare.reasons.scenes import Map, Number, Placed, Walked, scenes_of
 from normscope.compare.step_names import name_of_step
 from normscope.compare.types import Patch, Step
-from normscope.compare.walk import OUTPUT
 from normscope.errors import describe
 
 Run = Callable[[Sequence[Patch]], Sequence[Step]]
