@@ -88,6 +88,9 @@ def judged(case: Case, diff: Diff) -> dict[str, Any]:
             for e in found
         ],
         "seconds": diff.cost.get("total"),
+        "forwards": next(
+            (each.figures["forwards"] for each in diff.parts if "forwards" in each.figures), None
+        ),
     }
     if case.truths:
         first, truth = first_of(found, case.truths[0]), case.truths[0]

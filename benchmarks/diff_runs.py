@@ -185,6 +185,9 @@ def figures(group: list[dict[str, Any]]) -> Iterator[str]:
     """The figures of a group of pairs."""
     done = [r for r in group if "error" not in r]
     yield f"{len(group)} pairs, {len(group) - len(done)} errors"
+    counts = [max(r["forwards"].values()) for r in done if r.get("forwards")]
+    if counts:
+        yield f"forwards of a model {sorted(counts)[len(counts) // 2]}, at most {max(counts)}"
     planted = [r for r in group if r["kinds"]]
     if planted:
         yield f"right site first {share(sum(r.get('site', False) for r in planted), len(planted))}"
