@@ -185,9 +185,6 @@ def figures(group: list[dict[str, Any]]) -> Iterator[str]:
     """The figures of a group of pairs."""
     done = [r for r in group if "error" not in r]
     yield f"{len(group)} pairs, {len(group) - len(done)} errors"
-    counts = [max(r["forwards"].values()) for r in done if r.get("forwards")]
-    if counts:
-        yield f"forwards of a model {sorted(counts)[len(counts) // 2]}, at most {max(counts)}"
     planted = [r for r in group if r["kinds"]]
     if planted:
         yield f"right site first {share(sum(r.get('site', False) for r in planted), len(planted))}"
@@ -202,6 +199,9 @@ def figures(group: list[dict[str, Any]]) -> Iterator[str]:
         yield f"functions compared whole in {len(whole)}"
     false = Counter(name for r in done for name in r["false"])
     yield f"false differences in {sum(bool(r['false']) for r in done)}: {dict(false.most_common(8))}"
+    counts = [max(r["forwards"].values()) for r in done if r.get("forwards")]
+    if counts:
+        yield f"forwards of a model {sorted(counts)[len(counts) // 2]}, at most {max(counts)}"
     seconds = sorted(r["seconds"] for r in done)
     yield f"median {seconds[len(seconds) // 2] if seconds else 0} s"
 
