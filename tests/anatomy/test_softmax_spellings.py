@@ -46,6 +46,7 @@ SPELLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 DIFFERENT: dict[str, Callable[[Tensor], Tensor]] = {
     "another sum": lambda x: x.exp() / (x * 2).exp().sum(-1, keepdim=True),
     "no exponential": lambda x: x.relu() / (x.relu().sum(-1, keepdim=True) + 1),
+    "sum over two axes": lambda x: x.exp() / x.exp().sum((-2, -1), keepdim=True),
     "sum over everything": lambda x: x.exp() / x.exp().sum(),
     "shifted by a mean": lambda x: torch.exp(x - x.mean(-1, keepdim=True)),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from normscope.anatomy.axes import reduced_axes
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.ops import SAME, SOFTMAX, op_set
 
@@ -29,7 +30,9 @@ def logits_in(op: Op) -> Value | None:
     terms = factors[0].behind(SAME)
     total = factors[1].behind(SAME | _GUARDS)
     exponential = _exponential(terms)
-    if exponential is None or not _is_same(total.inputs[0].behind(SAME), terms) or total.numel <= 1:
+    if exponential is None or not _is_same(total.inputs[0].behind(SAME), terms):
+        return None
+    if total.op is None or len(reduced_axes(total.op)) != 1:
         return None
     return _without_shift(exponential.inputs[0])
 

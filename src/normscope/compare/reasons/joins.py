@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,15 +55,13 @@ def reasons(scene: Scene) -> Reasons:
     a, b = _read(scene.a), _read(scene.b)
     if a is None or b is None:
         return
-    sources = tuple(dict.fromkeys((a.source, *_outputs(scene.b))))
-    extra: dict[str, Any] = {}
     known = [name for name in _outputs(scene.b) if name in scene.b.places]
     patches: tuple[Patch, ...] = ()
     if known:
         sources = (a.source, known[0]) if a.source != "none" else (known[0],)
         factors = (a.stream, a.branch) if a.source != "none" else (a.branch,)
         sources, factors = (*sources, *scene.b.parallel), (*factors, *a.others)
-        patches = scene.b.patch("sum", "combine", sources, factors=factors, **extra)
+        patches = scene.b.patch("sum", "combine", sources, factors=factors)
     if a.source != b.source:
         message = f"The branch is added to {_source(a.source)} in A and to {_source(b.source)} in B."
         yield Reason("residual-source", "sum", a.source, b.source, message, patches)
