@@ -9,6 +9,7 @@ from torch import nn
 
 from benchmarks.regimes.feeds import Feed
 from normscope.subjects import Subject, make_subject
+from normscope.train import Recipe
 
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 STEPS = 300
@@ -28,6 +29,7 @@ class Case:
         optimizer, seed: of the first replica.
         held_out: whether the rule may not be set on it.
         steps: length of a run.
+        precision: of a run, see `Recipe`.
     """
 
     regime: str
@@ -38,11 +40,18 @@ class Case:
     seed: int
     held_out: bool
     steps: int = STEPS
+    precision: str = "float32"
 
     def subject(self, seed: int) -> Subject:
         """The model and its batches at a seed."""
         torch.manual_seed(seed)
         return make_subject(self.build(), _Again(self.feed.batches, seed), self.feed.loss, spec=self.name)
+
+    def recipe(self, rate: float, seed: int) -> Recipe:
+        """The settings of a run at a learning rate."""
+        return Recipe(
+            optimizer=self.optimizer, lr=rate, seed=seed, steps=self.steps, precision=self.precision
+        )
 
     def trains(self, last_loss: float, baseline: float) -> bool:
         """Whether a run with this mean of the last losses trains; not if it is nan."""

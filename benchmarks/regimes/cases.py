@@ -4,91 +4,15 @@ One ladder is a model on its data with an optimiser, at each learning rate of `R
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from benchmarks.regimes.case import STEPS, Case
-from benchmarks.regimes.feeds import Feed, digits, masked, pairs, series, tokens
-from benchmarks.regimes.models import BlockSeries, PlainDecoder, PlainSeries, of_transformers, ours
-
-Built = tuple[str, Callable[[], nn.Module], Feed, str]
-"""Name, model, data and optimiser of a case."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model of tokens.
-
-    Attributes:
-        build: size of the text's vocabulary → model, from the global generator.
-        key: its name for ids, "" if it takes them alone.
-    """
-
-    build: Callable[[int], nn.Module]
-    key: str
-
-
-Row = tuple[str, Model, str, int, str]
-"""Name, model, text, size of the vocabulary and optimiser of a case."""
-
-
-def _cases(regime: str, seed: int, rows: Sequence[Built], held: int, steps: int = STEPS) -> list[Case]:
-    """Cases of a regime, the first with this seed; the last `held` rows are held out."""
-    first_held = len(rows) - held
-    return [
-        Case(regime, name, build, feed, optimizer, seed + number, number >= first_held, steps)
-        for number, (name, build, feed, optimizer) in enumerate(rows)
-    ]
-
-
-def _of_text(
-    regime: str,
-    seed: int,
-    feed: Callable[[str, int, str], Feed],
-    rows: Sequence[Row],
-    held: int,
-    steps: int = STEPS,
-) -> list[Case]:
-    """Cases of a regime whose models read a text."""
-    built = [
-        (name, partial(model.build, vocabulary), feed(text, vocabulary, model.key), optimizer)
-        for name, model, text, vocabulary, optimizer in rows
-    ]
-    return _cases(regime, seed, built, held, steps)
-
-
-def _sizes(depth: int, width: int, widening: int = 4) -> dict[str, int]:
-    """Options of most configurations of transformers."""
-    return {
-        "num_hidden_layers": depth,
-        "hidden_size": width,
-        "intermediate_size": widening * width,
-        "num_attention_heads": width // 16,
-    }
-
-
-def _decoder(scheme: str, depth: int, width: int, **options: Any) -> Model:
-    return Model(lambda vocab: ours("decoder", scheme, depth, width, vocab=vocab, **options), "ids")
-
-
-def _plain(depth: int, width: int, **options: Any) -> Model:
-    return Model(lambda vocab: PlainDecoder(vocab, depth, width, **options), "")
-
-
-def _causal(model_type: str, **options: Any) -> Model:
-    def build(vocab: int) -> nn.Module:
-        return of_transformers("AutoModelForCausalLM", model_type, vocab_size=vocab, **options)
-
-    return Model(build, "input_ids")
-
-
-def _llama(depth: int, width: int) -> dict[str, int]:
-    return _sizes(depth, width, 3) | {"num_key_value_heads": width // 16}
-
+from benchmarks.regimes.builders import Model, cases_of, cases_of_text, causal, decoder, llama, plain, sizes
+from benchmarks.regimes.feeds import digits, masked, pairs, series, tokens
+from benchmarks.regimes.further_cases import EXPERTS, HALF, LARGE
+from benchmarks.regimes.models import BlockSeries, PlainSeries, of_transformers, ours
 
 _OPT: dict[str, Any] = {
     "num_hidden_layers": 6,
@@ -99,32 +23,32 @@ _OPT: dict[str, Any] = {
     "do_layer_norm_before": False,
 }
 
-TOKENS = _of_text(
+TOKENS = cases_of_text(
     "tokens",
     1000,
     tokens,
     [
-        ("post 8 32 v512 tied", _decoder("post", 8, 32, tie=True), "library", 512, "adamw"),
-        ("pre 6 48 v2048", _decoder("pre", 6, 48), "library", 2048, "adamw"),
-        ("deepnorm 10 32 v2048 tied", _decoder("deepnorm", 10, 32, tie=True), "library", 2048, "adam"),
-        ("plain post 6 48 v512", _plain(6, 48, norm_first=False, tie=False), "library", 512, "adam"),
-        ("peri 6 32 v8192 tied", _decoder("peri", 6, 32, tie=True), "library", 8192, "adamw"),
-        ("gpt2 6 48 v2048", _causal("gpt2", n_layer=6, n_embd=48, n_head=3), "library", 2048, "adamw"),
-        ("post 5 48 v8192", _decoder("post", 5, 48), "library", 8192, "adamw"),
-        ("llama 5 48 v512", _causal("llama", **_llama(5, 48)), "library", 512, "adamw"),
-        ("res-post 8 32 v2048", _decoder("res-post", 8, 32), "library", 2048, "adam"),
-        ("plain pre 4 48 v32000 tied", _plain(4, 48, norm_first=True, tie=True), "library", 32000, "adamw"),
+        ("post 8 32 v512 tied", decoder("post", 8, 32, tie=True), "library", 512, "adamw"),
+        ("pre 6 48 v2048", decoder("pre", 6, 48), "library", 2048, "adamw"),
+        ("deepnorm 10 32 v2048 tied", decoder("deepnorm", 10, 32, tie=True), "library", 2048, "adam"),
+        ("plain post 6 48 v512", plain(6, 48, norm_first=False, tie=False), "library", 512, "adam"),
+        ("peri 6 32 v8192 tied", decoder("peri", 6, 32, tie=True), "library", 8192, "adamw"),
+        ("gpt2 6 48 v2048", causal("gpt2", n_layer=6, n_embd=48, n_head=3), "library", 2048, "adamw"),
+        ("post 5 48 v8192", decoder("post", 5, 48), "library", 8192, "adamw"),
+        ("llama 5 48 v512", causal("llama", **llama(5, 48)), "library", 512, "adamw"),
+        ("res-post 8 32 v2048", decoder("res-post", 8, 32), "library", 2048, "adam"),
+        ("plain pre 4 48 v32000 tied", plain(4, 48, norm_first=True, tie=True), "library", 32000, "adamw"),
         # held out
-        ("post 7 48 v1024", _decoder("post", 7, 48), "help", 1024, "adamw"),
-        ("keel 6 48 v4096 tied", _decoder("keel", 6, 48, tie=True), "licences", 4096, "adamw"),
-        ("plain post 9 32 v1024 tied", _plain(9, 32, norm_first=False, tie=True), "licences", 1024, "adam"),
-        ("qwen2 5 64 v4096", _causal("qwen2", **_llama(5, 64)), "help", 4096, "adamw"),
-        ("deepnorm 14 32 v1024", _decoder("deepnorm", 14, 32), "help", 1024, "adamw"),
-        ("gpt-neox 6 32 v16000", _causal("gpt_neox", **_sizes(6, 32)), "help", 16000, "adamw"),
-        ("pre-no-final 8 48 v1024", _decoder("pre-no-final", 8, 48), "licences", 1024, "adam"),
-        ("mix-ln 8 32 v4096", _decoder("mix-ln", 8, 32), "help", 4096, "adamw"),
-        ("plain pre 7 64 v4096", _plain(7, 64, norm_first=True, tie=False), "licences", 4096, "adam"),
-        ("opt post 6 48 v1024", _causal("opt", **_OPT), "licences", 1024, "adamw"),
+        ("post 7 48 v1024", decoder("post", 7, 48), "help", 1024, "adamw"),
+        ("keel 6 48 v4096 tied", decoder("keel", 6, 48, tie=True), "licences", 4096, "adamw"),
+        ("plain post 9 32 v1024 tied", plain(9, 32, norm_first=False, tie=True), "licences", 1024, "adam"),
+        ("qwen2 5 64 v4096", causal("qwen2", **llama(5, 64)), "help", 4096, "adamw"),
+        ("deepnorm 14 32 v1024", decoder("deepnorm", 14, 32), "help", 1024, "adamw"),
+        ("gpt-neox 6 32 v16000", causal("gpt_neox", **sizes(6, 32)), "help", 16000, "adamw"),
+        ("pre-no-final 8 48 v1024", decoder("pre-no-final", 8, 48), "licences", 1024, "adam"),
+        ("mix-ln 8 32 v4096", decoder("mix-ln", 8, 32), "help", 4096, "adamw"),
+        ("plain pre 7 64 v4096", plain(7, 64, norm_first=True, tie=False), "licences", 4096, "adam"),
+        ("opt post 6 48 v1024", causal("opt", **_OPT), "licences", 1024, "adamw"),
     ],
     held=10,
 )
@@ -136,15 +60,15 @@ def _encoder(scheme: str, depth: int, width: int) -> Model:
 
 def _bert_like(model_type: str, depth: int, width: int, **options: Any) -> Model:
     def build(vocab: int) -> nn.Module:
-        sizes = _sizes(depth, width) | {"vocab_size": vocab + 1} | options
-        return of_transformers("AutoModelForMaskedLM", model_type, **sizes)
+        shape = sizes(depth, width) | {"vocab_size": vocab + 1} | options
+        return of_transformers("AutoModelForMaskedLM", model_type, **shape)
 
     return Model(build, "input_ids")
 
 
 _ROBERTA = {"max_position_embeddings": 400, "pad_token_id": 256}
 
-MASKED = _of_text(
+MASKED = cases_of_text(
     "masked",
     2000,
     masked,
@@ -200,7 +124,7 @@ def _t5(model_type: str, depth: int, width: int) -> Model:
     return _seq2seq(model_type, lambda _: sizes)
 
 
-PAIRS = _of_text(
+PAIRS = cases_of_text(
     "pairs",
     3000,
     pairs,
@@ -229,11 +153,11 @@ def _vit(
     model_type: str, depth: int, width: int, side: int, patch: int, **options: Any
 ) -> Callable[[], nn.Module]:
     images = {"image_size": side, "patch_size": patch, "num_channels": 1, "num_labels": 10}
-    sizes = _sizes(depth, width) | images | options
-    return lambda: of_transformers("AutoModelForImageClassification", model_type, **sizes)
+    shape = sizes(depth, width) | images | options
+    return lambda: of_transformers("AutoModelForImageClassification", model_type, **shape)
 
 
-VISION = _cases(
+VISION = cases_of(
     "vision",
     4000,
     [
@@ -259,7 +183,7 @@ def _series(scheme: str, depth: int, width: int, *, last: bool) -> Callable[[], 
     return lambda: BlockSeries(scheme, depth, width, last=last)
 
 
-SERIES = _cases(
+SERIES = cases_of(
     "series",
     5000,
     [
@@ -278,20 +202,20 @@ SERIES = _cases(
     held=5,
 )
 
-LONG = _of_text(
+LONG = cases_of_text(
     "long",
     6000,
     tokens,
     [
-        ("post 6 32", _decoder("post", 6, 32), "library", 256, "adamw"),
-        ("pre 6 32", _decoder("pre", 6, 32), "library", 256, "adamw"),
-        ("res-post 8 32", _decoder("res-post", 8, 32), "library", 256, "adam"),
-        ("deepnorm 10 32", _decoder("deepnorm", 10, 32), "library", 256, "adamw"),
+        ("post 6 32", decoder("post", 6, 32), "library", 256, "adamw"),
+        ("pre 6 32", decoder("pre", 6, 32), "library", 256, "adamw"),
+        ("res-post 8 32", decoder("res-post", 8, 32), "library", 256, "adam"),
+        ("deepnorm 10 32", decoder("deepnorm", 10, 32), "library", 256, "adamw"),
         # held out
-        ("post 8 48", _decoder("post", 8, 48), "help", 256, "adam"),
-        ("plain pre 6 32", _plain(6, 32, norm_first=True, tie=False), "licences", 256, "adamw"),
-        ("keel 8 32", _decoder("keel", 8, 32), "help", 256, "adamw"),
-        ("gpt2 6 32", _causal("gpt2", n_layer=6, n_embd=32, n_head=2), "licences", 256, "adamw"),
+        ("post 8 48", decoder("post", 8, 48), "help", 256, "adam"),
+        ("plain pre 6 32", plain(6, 32, norm_first=True, tie=False), "licences", 256, "adamw"),
+        ("keel 8 32", decoder("keel", 8, 32), "help", 256, "adamw"),
+        ("gpt2 6 32", causal("gpt2", n_layer=6, n_embd=32, n_head=2), "licences", 256, "adamw"),
     ],
     held=4,
     steps=3000,
@@ -304,5 +228,8 @@ REGIMES = {
     "vision": VISION,
     "series": SERIES,
     "long": LONG,
+    "large": LARGE,
+    "bfloat16": HALF,
+    "experts and state spaces": EXPERTS,
 }
 CASES = tuple(itertools.chain.from_iterable(REGIMES.values()))

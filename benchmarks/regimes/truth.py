@@ -21,7 +21,7 @@ from benchmarks.forecast_cells import train_together
 from benchmarks.process import records_of, rounded
 from benchmarks.regimes.case import RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
-from normscope.train import LAST, Recipe, last_loss
+from normscope.train import LAST, last_loss
 
 REPLICAS = 3
 _OTHER, _ROUNDING, _EVERY = 500, 1e-6, 20
@@ -34,7 +34,7 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
     if replica == 2:
         _shake(subject.model, seed)
     baseline = case.feed.baseline()
-    recipes = [Recipe(optimizer=case.optimizer, lr=rate, seed=seed, steps=case.steps) for rate in RATES]
+    recipes = [case.recipe(rate, seed) for rate in RATES]
     started = time.process_time()
     trials = train_together(subject, recipes)
     seconds = (time.process_time() - started) / len(RATES)

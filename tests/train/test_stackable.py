@@ -173,6 +173,19 @@ def test_the_batch_that_was_tried_is_trained_on_too() -> None:
     assert trials.advance() == pytest.approx(expected)
 
 
+class Marked(nn.Linear):
+    """A layer that remembers that it was called, as models of transformers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.was_called = True
+        return super().forward(x)
+
+
+def test_a_first_forward_that_sets_an_attribute_makes_no_difference_between_replicas() -> None:
+    trials = many_trials([Marked(3, 2), Marked(3, 2)], [iter([X]), iter([X])], squared, [CONFIG, CONFIG])
+    assert isinstance(trials, TrialStack)
+
+
 UNLIKE_BATCHES = (
     (X, X[:2]),
     (X, X.double()),

@@ -1,5 +1,6 @@
 """Tests of whether trials can be stacked, with the reason if not."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: Recipe
     """The reason why trials of such models cannot be stacked; None if they can.
 
     One backward of a stack of two copies is compared with the single model's, unless it draws random numbers.
-    This detects models that branch on values of tensors, or that `vmap` changes.
+    This detects models that branch on values of tensors, or that `vmap` changes. A copy is tried: a first
+    forward may set attributes (transformers marks a model whose hooks it has installed), and replicas must
+    not differ in them.
     """
     if isinstance(config.optimizer, LiveOptimizers):
         return "live optimizers step one model each"
@@ -39,7 +42,7 @@ def why_not_stackable(model: nn.Module, batch: Any, loss: LossOf, config: Recipe
         return "nothing to train"
     devices = [p.device for p in model.parameters() if p.device.type == "cuda"]
     with torch.random.fork_rng(devices=set(devices)):
-        return _tried(model, batch, loss)
+        return _tried(copy.deepcopy(model), batch, loss)
 
 
 def _tried(model: nn.Module, batch: Any, loss: LossOf) -> str | None:
