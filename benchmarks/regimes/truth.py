@@ -24,7 +24,9 @@ from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.train import LAST, last_loss
 
 REPLICAS = 3
-_OTHER, _ROUNDING, _EVERY = 500, 1e-6, 20
+EVERY = 20
+"""Steps whose mean loss is one point of a record's curve."""
+_OTHER, _ROUNDING = 500, 1e-6
 
 
 def runs(case: Case, replica: int) -> list[dict[str, Any]]:
@@ -46,7 +48,7 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
             "baseline": round(baseline, 4),
             "last": rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
-            "curve": [rounded(sum(losses[i : i + _EVERY]) / _EVERY) for i in range(0, len(losses), _EVERY)],
+            "curve": [rounded(sum(losses[i : i + EVERY]) / EVERY) for i in range(0, len(losses), EVERY)],
             "seconds": round(seconds, 2),
             "way": type(trials).__name__,
         }
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
     parser.add_argument("--only", default="", help="part of the names of ladders")
     options = parser.parse_args()
-    assert LAST < _EVERY + 1
+    assert LAST < EVERY + 1
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"]) for row in records_of(options.file)}
     for case in CASES:

@@ -300,27 +300,38 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
 
 
 def find_entropy(run: Check) -> None:
-    """Estimate the entropy of the targets in the user's own batches, with which the forecast compares losses.
-
-    It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no targets.
-    """
-    subject = run.subject
-    known = subject.unigram_entropy is not None or not subject.has_own_batches
-    if known or subject.loss_fn is None or run.config.steps == 0:
+    """Estimate the baseline loss of the user's own batches, see `with_baseline`."""
+    if run.config.steps == 0 or not _lacks_baseline(run.subject):
         return
     with timed(run.cost, "targets"):
-        try:
-            value = targets_entropy(subject)
-        except UnknownEntropyError as error:
-            run.notes.append(f"the entropy of the targets is not known: {error.reason}")
-        except NoTargetsError:
-            pass  # another loss has no such entropy
-        except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
-            if is_out_of_memory(error):
-                raise
-            run.notes.append(f"the entropy of the targets is not known: {describe(error)}")
-        else:
-            run.subject = dataclasses.replace(subject, unigram_entropy=value)
+        run.subject, notes = with_baseline(run.subject)
+        run.notes.extend(notes)
+
+
+def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
+    """The subject with the entropy of the targets in the user's own batches, and notes for the report.
+
+    The forecast compares losses with it. It costs two forwards. If it cannot be known, a note gives the
+    reason, unless the loss has no targets.
+    """
+    if not _lacks_baseline(subject):
+        return subject, ()
+    try:
+        value = targets_entropy(subject)
+    except UnknownEntropyError as error:
+        return subject, (f"the entropy of the targets is not known: {error.reason}",)
+    except NoTargetsError:
+        return subject, ()  # another loss has no such entropy
+    except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
+        if is_out_of_memory(error):
+            raise
+        return subject, (f"the entropy of the targets is not known: {describe(error)}",)
+    return dataclasses.replace(subject, unigram_entropy=value), ()
+
+
+def _lacks_baseline(subject: Subject) -> bool:
+    """Whether the subject has the user's own batches and a loss, of which no baseline is known."""
+    return subject.unigram_entropy is None and subject.has_own_batches and subject.loss_fn is not None
 
 
 def _try_out(run: Check, progress: Begun, done: int) -> None:

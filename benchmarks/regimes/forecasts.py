@@ -1,0 +1,92 @@
+"""Forecast the ladders of the regimes, and keep every measurement.
+
+    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out] [--only WORD]
+
+One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
+The forecasts are those of `normscope check --forecast` at the seed of replica 0. The rule is set on the part
+that is seen; the part that is held out is forecast once, when the rule is fixed.
+"""
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.process import records_of
+from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.cases import CASES, REGIMES
+from normscope.anatomy import read_anatomy
+from normscope.forecast import Forecast, forecast_ladder
+from normscope.pipeline import with_baseline
+from normscope.train import Recipe
+
+WANTED = 1e-3
+"""Learning rate whose warm-up is forecast, on every ladder."""
+
+
+def name_of(case: Case) -> str:
+    """Name of a ladder, unique among all regimes."""
+    return f"{case.regime}: {case.name}"
+
+
+def forecasts(case: Case) -> list[dict[str, Any]]:
+    """The forecast of a ladder, one record for each learning rate."""
+    subject = case.subject(case.seed)
+    config = Recipe(optimizer=case.optimizer, lr=WANTED, seed=case.seed)
+    started = time.process_time()
+    subject, notes = with_baseline(subject)
+    said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
+    seconds = (time.process_time() - started) / len(RATES)
+    return [
+        {
+            "case": name_of(case),
+            "held_out": case.held_out,
+            "notes": list(notes),
+            "seconds": round(seconds, 3),
+            **_plain(rung),
+        }
+        for rung in said.rungs
+    ]
+
+
+def _plain(rung: Forecast) -> dict[str, Any]:
+    """A forecast as JSON can hold it: numbers that are not finite are null, others have six digits."""
+    found: dict[str, Any] = _finite(rung.to_dict())
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
+    parser.add_argument("--part", choices=("seen", "held-out"), default="seen")
+    parser.add_argument("--only", default="", help="part of the names of ladders")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    known = {row["case"] for row in records_of(options.file)}
+    for case in CASES:
+        wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
+        if not wanted or case.held_out != (options.part == "held-out") or name_of(case) in known:
+            continue
+        found = forecasts(case)
+        with options.file.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in found)
+        print(name_of(case), found[0]["seconds"], [row["outcome"] for row in found], flush=True)
+
+
+if __name__ == "__main__":
+    main()

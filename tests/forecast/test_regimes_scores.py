@@ -1,0 +1,148 @@
+"""The forecasts of the regimes and their scores, on made-up runs and on one tiny ladder."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.regimes import forecasts, scores
+from benchmarks.regimes.case import Case
+from benchmarks.regimes.cases import CASES
+from benchmarks.regimes.feeds import digits
+
+RATES = (1e-4, 1e-3, 1e-2)
+OUTCOMES = {"t": "trains", "f": "collapses", "s": "slow", "?": "undecided"}
+
+
+def truth(name: str, trains: list[str], replicas: int = 3, steps: int = 300) -> list[dict[str, Any]]:
+    """Runs of a ladder; `trains` has a word such as "101" for each rate, a figure for each replica."""
+    curve = [1.0] * (steps // 20)
+    return [
+        {"case": name, "replica": k, "lr": lr, "trains": word[k] == "1", "last": 1.0, "baseline": 2.0}
+        | {"curve": curve, "seconds": 10.0}
+        for lr, word in zip(RATES, trains, strict=True)
+        for k in range(replicas)
+    ]
+
+
+def said(
+    name: str, outcomes: str, certainties: tuple[float | None, ...] = (None,) * 3
+) -> list[dict[str, Any]]:
+    return [
+        {"case": name, "lr": lr, "outcome": OUTCOMES[key], "reason": "why", "seconds": 1.0, "certainty": sure}
+        for lr, key, sure in zip(RATES, outcomes, certainties, strict=True)
+    ]
+
+
+def figures(trains: list[str], outcomes: str, **more: Any) -> dict[str, Any]:
+    found, incomplete = scores.ladders(truth("a: x", trains), said("a: x", outcomes, **more))
+    assert not incomplete
+    return scores.figures(found)
+
+
+def test_cells_at_the_edge_are_neither_right_nor_wrong() -> None:
+    found = figures(["111", "101", "000"], "ttt")
+    assert (found["cells"], found["right"], found["wrong"], found["edge cells"]) == (2, 1, 1, 1)
+
+
+def test_an_open_forecast_is_not_right_and_its_reason_is_shown() -> None:
+    found, incomplete = scores.ladders(truth("a: x", ["111", "000", "000"]), said("a: x", "??s"))
+    assert [scores.figures(found)[key] for key in ("right", "wrong", "open")] == [1, 0, 2]
+    assert "2 × undecided: why" in scores.table(found, incomplete)
+
+
+@pytest.mark.parametrize(
+    ("trains", "outcomes", "right"),
+    [
+        (["111", "111", "000"], "ttf", True),
+        (["111", "111", "000"], "ttt", False),
+        (["111", "111", "000"], "tff", False),
+        (["111", "110", "000"], "tff", True),  # the largest rate hangs on the replica: both are right
+        (["111", "110", "000"], "ttf", True),
+        (["000", "000", "000"], "fff", True),
+        (["000", "000", "000"], "tff", False),
+        (["000", "001", "000"], "fff", True),
+    ],
+)
+def test_the_largest_rate_is_that_of_a_replica(trains: list[str], outcomes: str, right: bool) -> None:
+    assert figures(trains, outcomes)["largest rates"] == right
+
+
+def test_the_cost_is_a_share_of_300_steps_of_a_run_of_any_length() -> None:
+    for steps, cost in ((300, 0.1), (3000, 1.0)):
+        runs = truth("a: x", ["111"] * 3, steps=steps)
+        (found,), _ = scores.ladders(runs, said("a: x", "ttt"))
+        assert found.cost == pytest.approx(cost)
+
+
+def test_a_ladder_with_two_replicas_is_left_out_and_named() -> None:
+    found, incomplete = scores.ladders(truth("a: x", ["111"] * 3, replicas=2), said("a: x", "ttt"))
+    assert (found, incomplete) == ([], ["a: x"])
+    assert "not all replicas were trained: a: x" in scores.table(found, incomplete)
+
+
+def test_what_is_sure_is_counted_apart() -> None:
+    found = figures(["111", "100", "000"], "ttf", certainties=(0.95, 0.92, 0.3))
+    assert [found[key] for key in ("sure", "sure and right", "sure at the edge")] == [1, 1, 1]
+    found = figures(["111", "111", "000"], "ttf", certainties=(0.02, 0.5, 0.05))
+    assert [found[key] for key in ("sure", "sure and right")] == [2, 1]
+
+
+def test_the_calibration_has_tenths_and_counts_runs() -> None:
+    rungs = said("a: x", "ttf", (0.93, 1.0, 0.31))
+    found, _ = scores.ladders(truth("a: x", ["111", "110", "000"]), rungs)
+    assert scores.calibration(found) == [
+        (0.31, 0.0, 1),
+        (pytest.approx(0.965), pytest.approx(5 / 6), 2),
+    ]
+    assert scores.brier(found) == pytest.approx((3 * 0.31**2 + 3 * 0.07**2 + 1) / 9)
+
+
+def test_the_command_shows_what_is_not_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, rows in (("truth", truth("a: x", ["111", "111", "000"])), ("said", said("a: x", "tst"))):
+        files.append(tmp_path / name)
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(sys, "argv", ["scores", *map(str, files), "--cells"])
+    scores.main()
+    shown = capsys.readouterr().out
+    assert "a: x: 2 not right\n  0.001: slow, trained [-1.0, -1.0, -1.0]\n  0.01: trains, failed" in shown
+    assert "a: 1 of 3 cells right" in shown
+
+
+def tiny(held_out: bool, name: str) -> Case:
+    model = next(case.build for case in CASES if case.regime == "vision")
+    return Case("vision", name, model, digits("plain", "images", 4), "adamw", 1, held_out)
+
+
+def test_forecasts_keep_every_measurement_and_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that is held out is forecast only if it is asked for."""
+    file, made = tmp_path / "found.jsonl", itertools.count()
+    monkeypatch.setattr(forecasts, "RATES", (1e-3, 1e-2))
+    monkeypatch.setattr(forecasts, "CASES", [tiny(False, "seen"), tiny(True, "held")])
+    real = forecasts.forecasts
+
+    def counted(case: Case) -> list[dict[str, Any]]:
+        next(made)
+        return real(case)
+
+    monkeypatch.setattr(forecasts, "forecasts", counted)
+    threads = torch.get_num_threads()
+    for part, names in (("seen", {"seen"}), ("seen", {"seen"}), ("held-out", {"seen", "held"})):
+        monkeypatch.setattr(sys, "argv", ["forecasts", str(file), "--part", part])
+        forecasts.main()
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {row["case"] for row in rows} == {f"vision: {name}" for name in names}
+    torch.set_num_threads(threads)
+    assert next(made) == 2
+    assert [row["lr"] for row in rows] == [1e-3, 1e-2] * 2
+    assert all(row["curve"][-1]["recent_loss"] > 0 for row in rows)
+    assert all(row["seconds"] > 0 and row["held_out"] == row["case"].endswith("held") for row in rows)
