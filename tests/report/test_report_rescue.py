@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from handmade_reports import report
 
-from normscope.forecast import Forecast, ForecastStep, LadderForecast
+from normscope.forecast import BestRate, Forecast, ForecastStep, LadderForecast
 from normscope.report import text_report
-from normscope.report.rescue import ladder_words, way_out
+from normscope.report.rescue import ladder_words, rate_to_use, way_out
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 from normscope.schemas import schema
 
@@ -25,6 +25,7 @@ LADDER = LadderForecast(
     1e-3,
     "10 steps: without one, it fails",
     10,
+    BestRate(1.234e-3, 4e-4, 2e-3, "the lowest loss predicted for 300 steps"),
 )
 RESCUE = Rescue(
     (
@@ -80,6 +81,25 @@ def test_the_terminal_tells_the_way_out_and_every_line() -> None:
     assert "deepnorm + warm-up rescues" in flat
     assert "3 learning rates tested, the largest that trains is 0.001; warm-up 10 steps" in flat
     assert "0.01 diverges" in flat
+
+
+def test_every_form_leads_with_the_rate_to_use() -> None:
+    said = "learning rate 0.0012 (0.0004 … 0.002), without a warm-up: the lowest loss predicted for 300 steps"
+    words = " ".join(text_report(FULL, width=110).split())
+    assert words.index(f"use {said}") < words.index("model ")
+    assert f"Use {said}." in FULL.to_markdown()
+    page = re.sub(r"<[^>]+>", "", FULL.to_html()).replace("\u00a0", " ")
+    assert f"Use {said}" in page
+    assert json.loads(FULL.to_json())["ladder"]["best"]["rate"] == 1.234e-3
+    ramped = replace(LADDER, rungs=tuple(replace(one, warmup=7) for one in LADDER.rungs))
+    assert "with the warm-up of 7 steps that was tried" in rate_to_use(ramped)
+
+
+def test_no_form_names_a_rate_where_there_is_none() -> None:
+    none = replace(FULL, ladder=replace(LADDER, best=BestRate(None, None, None, "none of them trains")))
+    for one in (none, EMPTY):
+        assert rate_to_use(one.ladder) == ""  # type: ignore[arg-type]
+        assert "learning rate 0" not in text_report(one) + one.to_markdown()
 
 
 def test_the_terminal_says_where_nothing_helps_or_nothing_was_tried() -> None:

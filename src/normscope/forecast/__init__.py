@@ -1,6 +1,7 @@
 """Forecasting: train a copy of the model for a few steps and predict the run from them.
 
-`one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
+`one_rate` and `ladder` (several learning rates at once) train copies of the model; `best_rate` names the
+rate to use. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
 diversity, gradients. `rule` decides from the measurements; `record` holds the types of the results. The
 evidence is in docs/forecast.md.
@@ -9,6 +10,7 @@ evidence is in docs/forecast.md.
 from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
+    BestRate,
     Forecast,
     ForecastInterrupted,
     ForecastStep,
@@ -23,6 +25,7 @@ from normscope.forecast.targets import (
 )
 
 __all__ = [
+    "BestRate",
     "Forecast",
     "ForecastInterrupted",
     "ForecastStep",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
+from normscope.forecast.best_rate import best_rate
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -56,7 +57,7 @@ def forecast_ladder(
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
         words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
         raise LadderInterrupted(ladder.result(words, None)) from stop
-    return ladder.result(words, steps)
+    return dataclasses.replace(ladder.result(words, steps), best=best_rate(ladder.rungs))
 
 
 def rates_around(lr: float) -> list[float]:

@@ -88,6 +88,23 @@ class ForecastInterrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
+class BestRate:
+    """The learning rate to use.
+
+    Attributes:
+        rate: the one with the lowest loss predicted for 300 steps after 300 steps; it may lie between two that were tested.
+            None where none can be named.
+        low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None with `rate`.
+        reason: what bounds the rate, or why there is none.
+    """
+
+    rate: float | None
+    low: float | None
+    high: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class LadderForecast:
     """Forecasts of one model over a ladder of learning rates.
 
@@ -96,17 +113,20 @@ class LadderForecast:
         largest_rate: the largest learning rate that trains; None where none does.
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
         warmup_steps: 0 where no warm-up is needed, None where none helped or none was tried.
+        best: the learning rate to use; None for a ladder that was interrupted.
     """
 
     rungs: tuple[Forecast, ...]
     largest_rate: float | None
     warmup: str
     warmup_steps: int | None
+    best: BestRate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
-        return {"rungs": [rung.to_dict() for rung in self.rungs], **words}
+        best = None if self.best is None else vars(self.best)
+        return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best}
 
 
 class LadderInterrupted(KeyboardInterrupt):

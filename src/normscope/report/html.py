@@ -22,7 +22,14 @@ from normscope.report.figures.tower import draw_towers
 from normscope.report.figures.tracks import Track, draw_tracks
 from normscope.report.figures.trial import forecast_charts, ladder_charts, single_looks
 from normscope.report.page import environment, style_sheet
-from normscope.report.rescue import REACHES, ladder_words, last_figures, outcome_class, way_out
+from normscope.report.rescue import (
+    REACHES,
+    ladder_words,
+    last_figures,
+    outcome_class,
+    rate_to_use,
+    way_out,
+)
 from normscope.report.sites import compress, number_runs
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
 from normscope.report.words import budget_in_words, norms_in_words
@@ -81,6 +88,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         keys=_keys(layout),
         forecasts=charts,
         ladder_charts=ladder_charts(ladder) if ladder else [],
+        rate_to_use=rate_to_use(ladder) if ladder else "",
         ladder_words=sentence(ladder_words(ladder)) if ladder else "",
         way_out=way_out(remedies.best) if remedies and remedies.best else "",
         known_remedies=REMEDIES,

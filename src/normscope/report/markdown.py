@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from normscope.anatomy import Stack
 from normscope.report.report import Report
-from normscope.report.rescue import ladder_words, remedies_words
+from normscope.report.rescue import ladder_words, rate_to_use, remedies_words
 from normscope.report.sites import compress
 from normscope.report.words import (
     budget_in_words,
@@ -69,6 +69,9 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
     yield ""
     yield from _findings(report)
     yield ""
+    if report.ladder is not None and (rate := rate_to_use(report.ladder)):
+        yield f"Use {text(rate)}."
+        yield ""
     yield "| the run | |"
     yield "|---|---|"
     for name, words in _run(report):

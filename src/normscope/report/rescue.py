@@ -42,6 +42,16 @@ def ladder_words(ladder: LadderForecast) -> str:
     return f"{number}, {largest}; warm-up {ladder.warmup}"
 
 
+def rate_to_use(ladder: LadderForecast) -> str:
+    """The learning rate to use, its range and its warm-up; "" where none can be named."""
+    best = ladder.best
+    if best is None or best.rate is None or best.low is None or best.high is None:
+        return ""
+    warmup = ladder.rungs[0].warmup
+    ramp = f"with the warm-up of {warmup} steps that was tried" if warmup else "without a warm-up"
+    return f"learning rate {best.rate:.2g} ({best.low:.2g} … {best.high:.2g}), {ramp}: {best.reason}"
+
+
 def remedies_table(rescue: Rescue) -> Table:
     """A line a remedy that was tried, the best first."""
     table = figure_table("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)

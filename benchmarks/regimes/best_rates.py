@@ -1,0 +1,119 @@
+"""Score the learning rate to use against the runs that were trained.
+
+    python -m benchmarks.regimes.best_rates TRUTH FORECASTS
+
+The best rate of a replica is that of its lowest loss at the end. A rate that is named is right within a
+factor of two of the best rates of the replicas, or between them. The excess is the replicas' mean loss at the
+named rate, interpolated in its logarithm, above their lowest, as a share of the fall from the loss without
+the input; ladders of which no run trains have none.
+"""
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.process import records_of, wilson
+from benchmarks.regimes.scores import Record, Scored, ladders
+from normscope.forecast import BestRate, Forecast, ForecastStep
+from normscope.forecast.best_rate import best_rate
+
+NEAR = 2.0
+_FIELDS = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy", "score")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A ladder, the rate that the forecast names, and the best rates of its replicas."""
+
+    ladder: Scored
+    said: BestRate
+    best: tuple[float, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether some rate trains in all replicas."""
+        return any(cell.truth == "trained" for cell in self.ladder.cells)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the named rate is near those of the replicas."""
+        return self.said.rate is not None and min(self.best) / NEAR <= self.said.rate <= max(self.best) * NEAR
+
+    @property
+    def excess(self) -> float | None:
+        """Share of the fall that is lost at the named rate; None without one."""
+        means = [
+            (math.log(cell.forecast["lr"]), statistics.fmean(run["last"] for run in cell.runs))
+            for cell in self.ladder.cells
+            if all(run["last"] is not None for run in cell.runs)
+        ]
+        lowest = min(loss for _, loss in means)
+        if self.said.rate is None:
+            return None
+        place = math.log(self.said.rate)
+        below = [each for each in means if each[0] <= place + 1e-9][-1:]
+        above = [each for each in means if each[0] >= place - 1e-9][:1]
+        if not below or not above:
+            return None
+        (left, low), (right, high) = *below, *above
+        loss = low if right <= left else low + (high - low) * (place - left) / (right - left)
+        return (loss - lowest) / (self.ladder.cells[0].runs[0]["baseline"] - lowest)
+
+
+def named(ladder: Scored) -> Named:
+    """The rate that the rule names from a ladder's stored measurements."""
+    said = best_rate([forecast_of(cell.forecast) for cell in ladder.cells])
+    best = []
+    for number in range(len(ladder.cells[0].runs)):
+        ended = [cell for cell in ladder.cells if cell.runs[number]["last"] is not None]
+        best.append(min(ended, key=lambda cell: cell.runs[number]["last"]).forecast["lr"])
+    return Named(ladder, said, tuple(best))
+
+
+def forecast_of(record: Record) -> Forecast:
+    """A forecast from its stored fields."""
+    curve = tuple(ForecastStep(**step) for step in record["curve"])
+    return Forecast(**{name: record[name] for name in _FIELDS}, curve=curve)
+
+
+def table(found: Sequence[Named]) -> str:
+    """The figures by regime and in all, and the ladders that are not right."""
+    lines = []
+    by_regime: Mapping[str, list[Named]] = defaultdict(list)
+    for each in found:
+        by_regime[each.ladder.regime].append(each)
+    for name, group in [*by_regime.items(), ("all", list(found))]:
+        counted = [each for each in group if each.trains]
+        right = sum(each.is_right for each in counted)
+        excesses = [each.excess for each in counted if each.excess is not None]
+        low, high = wilson(right, len(counted))
+        lost = f"{100 * statistics.median(excesses):.1f} % of the fall lost (median)" if excesses else ""
+        lines.append(
+            f"{name}: within ×{NEAR:g} on {right} of {len(counted)} ladders "
+            f"({100 * low:.0f} to {100 * high:.0f} %); {lost}; "
+            f"at most 5 % on {sum(e <= 0.05 for e in excesses)}"
+        )
+    for each in found:
+        if each.trains and not each.is_right:
+            rates = " ".join(f"{rate:g}" for rate in each.best)
+            rate = "none" if each.said.rate is None else f"{each.said.rate:.2g}"
+            lines.append(f"  {each.ladder.name}: {rate} ({each.said.reason}), best {rates}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("truth", type=Path)
+    parser.add_argument("forecasts", type=Path)
+    options = parser.parse_args()
+    found, incomplete = ladders(records_of(options.truth), records_of(options.forecasts))
+    print(table([named(ladder) for ladder in found]))
+    print("\n".join(f"not all replicas were trained: {name}" for name in incomplete))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The learning rate to use: the one whose run is predicted to end with the lowest loss.
+
+The loss of the fixed batch at the end of a run is extrapolated from the second half of each trial: per
+doubling of the steps it falls on by `KEPT` of what it fell by in the last doubling. Without that, the lowest
+loss of a short trial belongs to a rate that is too large, because a large rate gains early and stalls. The
+lowest point lies between the tested rates, at the vertex of the parabola through the three lowest.
+docs/forecast.md has the evidence.
+"""
+
+import math
+from collections.abc import Sequence
+
+from normscope.forecast.record import BestRate, Forecast
+from normscope.forecast.rule import at_full_rate
+from normscope.train import CRITERION_STEPS
+
+KEPT = 0.5
+"""Share of the last doubling's fall that each further doubling of the steps still has."""
+ALIKE = 0.05
+"""Rates whose loss is predicted to fall this much less than at the best, as a share, are as good."""
+FEWEST = 3
+"""Rates that are needed for a parabola."""
+
+
+def best_rate(rungs: Sequence[Forecast]) -> BestRate:
+    """The rate to use, its range, and why there is none where there is none.
+
+    Args:
+        rungs: forecasts of one model at several rates, with the same warm-up and number of steps.
+    """
+    healthy = [rung for rung in rungs if rung.outcome in ("trains", "slow", "undecided")]
+    ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
+    if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
+        return BestRate(None, None, None, "none of the tested rates trains")
+    if len(ends) < FEWEST:
+        return BestRate(None, None, None, f"only {len(ends)} of the tested rates do not fail; test more")
+    ends.sort(key=lambda each: each[0].lr)
+    rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
+    rate = lowest(rates, losses)
+    low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)
+    low, high = min(low, rate), max(high, rate)
+    return BestRate(2**rate, 2**low, 2**high, _edge(rungs, ends[-1][0], rates, losses))
+
+
+def end_loss(rung: Forecast) -> float | None:
+    """Predicted loss of the fixed batch after 300 steps; None where the trial did not get far."""
+    if len(rung.curve) < FEWEST:
+        return None
+    last = rung.curve[-1]
+    half = min(rung.curve[:-1], key=lambda each: abs(each.step - last.step / 2))
+    before, now = (at_full_rate(each.step, rung.warmup) for each in (half, last))
+    if not 0 < before < now or not math.isfinite(last.loss):
+        return None
+    doublings = max(0.0, math.log2(CRITERION_STEPS / last.step))
+    return last.loss - KEPT * doublings * (half.loss - last.loss) / math.log2(now / before)
+
+
+def lowest(places: Sequence[float], values: Sequence[float]) -> float:
+    """Place of the vertex of the parabola through the lowest value and its neighbours; an end is itself."""
+    i = min(range(len(values)), key=values.__getitem__)
+    if i in (0, len(values) - 1):
+        return places[i]
+    (a, b, c), (u, v, w) = places[i - 1 : i + 2], values[i - 1 : i + 2]
+    left, right = (v - u) / (b - a), (w - v) / (c - b)
+    bend = (right - left) / (c - a)
+    return b if bend <= 0 else (a + b) / 2 - left / (2 * bend)
+
+
+def _as_good(rates: Sequence[float], losses: Sequence[float], first: float) -> tuple[float, float]:
+    """Ends of the interval around the lowest loss in which the loss falls by nearly as much."""
+    i = min(range(len(losses)), key=losses.__getitem__)
+    level = losses[i] + ALIKE * max(0.0, first - losses[i])
+    below = next((k for k in range(i, -1, -1) if losses[k] > level), None)
+    above = next((k for k in range(i, len(losses)) if losses[k] > level), None)
+    low = rates[0] if below is None else _crossing(rates, losses, below, below + 1, level)
+    high = rates[-1] if above is None else _crossing(rates, losses, above, above - 1, level)
+    return low, high
+
+
+def _crossing(rates: Sequence[float], losses: Sequence[float], out: int, inside: int, level: float) -> float:
+    """Place between two neighbours at which the loss is `level`, by a straight line."""
+    share = (losses[out] - level) / (losses[out] - losses[inside])
+    return rates[out] + share * (rates[inside] - rates[out])
+
+
+def _edge(rungs: Sequence[Forecast], last: Forecast, rates: Sequence[float], losses: Sequence[float]) -> str:
+    """The bound of the rate where the lowest loss is at an end of the healthy rates."""
+    i = min(range(len(losses)), key=losses.__getitem__)
+    if i == 0:
+        return "the smallest rate that was tested; a smaller one may be better"
+    if i < len(losses) - 1:
+        return "the lowest loss predicted for 300 steps"
+    if any(rung.lr > last.lr for rung in rungs):
+        return "the largest rate that does not fail"
+    return "the largest rate that was tested; a larger one may be better"

@@ -1,0 +1,109 @@
+"""The learning rate to use, from the curves of a ladder."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from normscope.forecast import Forecast, ForecastStep
+from normscope.forecast.best_rate import KEPT, best_rate, end_loss, lowest
+from normscope.train import CRITERION_STEPS
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+FIRST = 6.0
+
+
+def rung(lr: float, half: float, last: float, outcome: str = "trains", warmup: int = 0) -> Forecast:
+    """A trial of 40 steps with these losses of the fixed batch after 20 and 40."""
+    steps = ((0, FIRST), (20, half), (30, (half + last) / 2), (40, last))
+    curve = tuple(ForecastStep(step, loss, loss, {"decoder": 0.1}) for step, loss in steps)
+    return Forecast(outcome, "so", "adamw", lr, warmup, 40, 3.0, curve, 1.0)  # type: ignore[arg-type]
+
+
+def ladder(best: float, bend: float = 0.2, rates: tuple[float, ...] = RATES) -> list[Forecast]:
+    """Rungs whose predicted loss is a parabola in log₂ of the rate with its lowest point at `best`."""
+    doublings = math.log2(CRITERION_STEPS / 40)
+    rungs = []
+    for rate in rates:
+        end = 3.0 + bend * math.log2(rate / best) ** 2
+        last = 4.0 + 0.1 * math.log2(rate / best)
+        rungs.append(rung(rate, last + (last - end) / (KEPT * doublings), last))
+    return rungs
+
+
+def test_the_loss_falls_on_by_the_kept_share_of_the_last_doubling() -> None:
+    doublings = math.log2(CRITERION_STEPS / 40)
+    assert end_loss(rung(1e-3, 5.0, 4.5)) == pytest.approx(4.5 - KEPT * doublings * 0.5)
+    longer = dataclasses.replace(rung(1e-3, 5.0, 4.5), curve=_stretched(rung(1e-3, 5.0, 4.5), 20))
+    assert end_loss(longer) == pytest.approx(4.5)
+
+
+def _stretched(one: Forecast, times: int) -> tuple[ForecastStep, ...]:
+    return tuple(dataclasses.replace(step, step=times * step.step) for step in one.curve)
+
+
+def test_a_fall_during_a_warm_up_counts_for_more_doublings() -> None:
+    bare, ramped = (end_loss(rung(1e-3, 5.0, 4.5, warmup=ramp)) for ramp in (0, 40))
+    assert bare is not None
+    assert ramped is not None
+    assert bare < ramped < 4.5
+
+
+@pytest.mark.parametrize("best", [3e-4, 5e-4, 1e-3, 2e-3, 3e-3])
+def test_a_parabola_has_its_vertex_between_the_rates(best: float) -> None:
+    found = best_rate(ladder(best))
+    assert found.rate == pytest.approx(best, rel=1e-6)
+    assert found.low is not None
+    assert found.high is not None
+    assert RATES[0] <= found.low < best < found.high <= RATES[-1]
+    assert found.reason == "the lowest loss predicted for 300 steps"
+
+
+def test_the_range_holds_the_rates_that_are_nearly_as_good_and_no_others() -> None:
+    narrow, wide = best_rate(ladder(1e-3, bend=1.0)), best_rate(ladder(1e-3, bend=0.05))
+    assert narrow.high is not None
+    assert wide.high is not None
+    assert narrow.low is not None
+    assert narrow.high / narrow.low < 3 < wide.high / (wide.low or 1)
+
+
+def test_a_rate_that_fails_is_not_used_however_low_its_loss() -> None:
+    rungs = ladder(1e-2)
+    rungs[-1] = dataclasses.replace(rungs[-1], outcome="collapses")
+    found = best_rate(rungs)
+    assert found.rate == pytest.approx(3e-3)
+    assert found.high == pytest.approx(3e-3)
+    assert found.reason == "the largest rate that does not fail"
+
+
+@pytest.mark.parametrize(("best", "rate", "end"), [(1e-6, 1e-4, "smallest"), (1.0, 1e-2, "largest")])
+def test_a_lowest_loss_at_an_end_says_so(best: float, rate: float, end: str) -> None:
+    found = best_rate(ladder(best))
+    assert found.rate == pytest.approx(rate)
+    assert f"the {end} rate that was tested" in found.reason
+
+
+def test_no_rate_without_a_healthy_rung_or_with_too_few() -> None:
+    failing = [dataclasses.replace(one, outcome="collapses") for one in ladder(1e-3)]
+    assert best_rate(failing).rate is None
+    assert best_rate([]).reason == "none of the tested rates trains"
+    slow = [dataclasses.replace(one, outcome="slow") for one in ladder(1e-3)]
+    assert best_rate(slow).rate is None
+    assert "only 2 of the tested rates" in best_rate(ladder(1e-3)[:2]).reason
+
+
+def test_a_trial_that_stopped_early_or_has_no_finite_loss_predicts_nothing() -> None:
+    one = rung(1e-3, 5.0, 4.5)
+    assert end_loss(dataclasses.replace(one, curve=one.curve[:2])) is None
+    assert end_loss(rung(1e-3, 5.0, math.inf)) is None
+
+
+def test_the_lowest_point_lies_between_the_neighbours_of_the_lowest_value() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        places = sorted(draw.uniform(-10, 0) for _ in range(6))
+        values = [draw.uniform(0, 5) for _ in places]
+        i = values.index(min(values))
+        found = lowest(places, values)
+        assert places[max(0, i - 1)] <= found <= places[min(len(places) - 1, i + 1)]
