@@ -92,9 +92,9 @@ class BestRate:
     """The learning rate to use.
 
     Attributes:
-        rate: the one with the lowest loss predicted for 300 steps after 300 steps; it may lie between two that were tested.
+        rate: the one with the lowest loss predicted for 300 steps; it may lie between two that were tested.
             None where none can be named.
-        low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None with `rate`.
+        low, high: ends of the range in which the loss is predicted to fall by 95 % as much.
         reason: what bounds the rate, or why there is none.
     """
 
