@@ -10,7 +10,7 @@ NAME = "normscope's forecast"
 
 
 def of_normscope(setting: Setting) -> list[Prediction]:
-    """Minus the forecast's score; the largest rate that it names."""
+    """Minus the forecast's score; the largest and the best rate that it names."""
     return [as_prediction(forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates))]
 
 
@@ -18,7 +18,8 @@ def as_prediction(said: LadderForecast) -> Prediction:
     """The forecast of a ladder in the form of a predictor."""
     steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
     scores = tuple(_score(rung) for rung in said.rungs)
-    return Prediction(NAME, scores, Cost(steps=steps), said.largest_rate)
+    best = None if said.best is None else said.best.rate
+    return Prediction(NAME, scores, Cost(steps=steps), said.largest_rate, best)
 
 
 def _score(rung: Forecast) -> float:

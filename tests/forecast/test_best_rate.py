@@ -28,13 +28,14 @@ def ladder(best: float, bend: float = 0.2, rates: tuple[float, ...] = RATES) -> 
     for rate in rates:
         end = 3.0 + bend * math.log2(rate / best) ** 2
         last = 4.0 + 0.1 * math.log2(rate / best)
-        rungs.append(rung(rate, last + (last - end) / (KEPT * doublings), last))
+        rungs.append(rung(rate, last * (last / end) ** (1 / (KEPT * doublings)), last))
     return rungs
 
 
 def test_the_loss_falls_on_by_the_kept_share_of_the_last_doubling() -> None:
     doublings = math.log2(CRITERION_STEPS / 40)
-    assert end_loss(rung(1e-3, 5.0, 4.5)) == pytest.approx(4.5 - KEPT * doublings * 0.5)
+    assert end_loss(rung(1e-3, 5.0, 4.5)) == pytest.approx(4.5 * 0.9 ** (KEPT * doublings))
+    assert end_loss(rung(1e-3, 0.5, -0.5)) == pytest.approx(-0.5 - KEPT * doublings)
     longer = dataclasses.replace(rung(1e-3, 5.0, 4.5), curve=_stretched(rung(1e-3, 5.0, 4.5), 20))
     assert end_loss(longer) == pytest.approx(4.5)
 
