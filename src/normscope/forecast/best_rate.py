@@ -15,8 +15,8 @@ from normscope.forecast.rule import at_full_rate
 from normscope.train import CRITERION_STEPS
 
 KEPT = 1 / 3
-"""Share of the last doubling's fall that each further doubling of the steps still has. Of 0.2 to 1, tried on the
-ladders of tokens and series that are not held out, 0.2 to 0.4 were alike."""
+"""Share of the last doubling's fall that each further doubling of the steps still has. Of 0.2 to 1, tried on
+the ladders of tokens and series that are not held out, 0.2 to 0.4 were alike."""
 ALIKE = 0.05
 """Rates whose loss is predicted to fall this much less than at the best, as a share, are as good."""
 FEWEST = 3
