@@ -135,8 +135,23 @@ def fresh_a(pair: Pair, model: nn.Module, carry: Callable[[State], State]) -> St
     return carry(dict(model.state_dict()))
 
 
+def lost(pair: Pair) -> list[str]:
+    """Places of the truths that the two models lack."""
+    found = []
+    for number, which in enumerate("ab"):
+        with exact():  # the weights of a file are drawn once, and in float64
+            model = build(pair, which, is_clean=True)
+        known = [*dict(model.named_modules()), *dict(model.named_parameters()), "*"]
+        for truth in pair.case().truths:
+            sides = [site[number] for site in truth.sites]
+            found += [f"{which}: {each}" for each in sides if not set(each) & set(known)]
+    return found
+
+
 def verdict(pair: Pair) -> str:
     """What is wrong with a pair; empty where it is as it says."""
+    if missing := lost(pair):
+        return f"places that are not in the models: {missing}"
     starts = [each for each in pair.mistakes if KINDS[each.kind].part == "start"]
     forward, backward = parted(pair, is_clean=True)
     if not max(forward, backward) < TOLERANCE:

@@ -52,6 +52,8 @@ class CourseNorm(nn.Module):
 class CourseAttention(nn.Module):
     """Attention of a course: rotation matrices, softmax by hand, einsum."""
 
+    turns: Tensor
+
     def __init__(self, o: dict[str, Any]) -> None:
         super().__init__()
         self.q_proj, self.k_proj = Linear(WIDTH, WIDTH), Linear(WIDTH, GROUPS * SIZE)

@@ -11,6 +11,7 @@ from benchmarks import diff_fourth_encoders as encoders
 from benchmarks import diff_fourth_gpt as gpt
 from benchmarks import diff_fourth_lit as lit
 from benchmarks import diff_fourth_llama as llama
+from benchmarks import diff_fourth_others as others
 from benchmarks import diff_fourth_parallel as parallel
 from benchmarks import diff_fourth_translators as translators
 from benchmarks import diff_fourth_tutorial as tutorial
@@ -23,6 +24,7 @@ from benchmarks.diff_fourth_places import (
     BLOCKS,
     CLIP,
     COURSE,
+    DECODER,
     DINO,
     FAIRSEQ,
     GPT2,
@@ -218,6 +220,24 @@ FAMILIES: dict[str, Family] = {
     "Command-R": two(parallel.cohere, SHARED, "PaLM", Style(parallel.palm, parallel.to_palm, PALM)),
     "GPT-J": two(
         parallel.gptj, GPTJ, "functions", Style(parallel.functional, parallel.to_functional, BLOCKS)
+    ),
+    "OPT": two(
+        others.opt,
+        {k: v.replace("layers.", "model.decoder.layers.") for k, v in DECODER.items()}
+        | {
+            "embed": "model.decoder.embed_positions",
+            "last": "model.decoder.final_layer_norm",
+            "head": "lm_head",
+        },
+        "fairseq",
+        Style(others.FairseqDecoder, others.to_decoder, DECODER),
+    ),
+    "gated convolutions": Family(
+        others.GatedModel,
+        {
+            "Mamba's shape": Style(others.GatedModel, same, ANY),
+            "Sequential": Style(others.SplitGatedModel, others.to_split_gated, ANY),
+        },
     ),
     "Phi": two(
         parallel.phi,

@@ -138,7 +138,7 @@ class NanoGPT(nn.Module):
         pos = torch.arange(first, first + idx.shape[1], device=idx.device)
         parts = self.transformer
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](pos))
-        for block in parts["h"]:
+        for block in parts["h"].children():
             x = block(x)
         if self.config.is_final:
             x = parts["ln_f"](x)
@@ -165,6 +165,8 @@ class Linear(nn.Linear):
 
 class ParallelAttention(nn.Module):
     """Attention with time first, scores by `baddbmm` and heads that hold q, k and v together."""
+
+    slopes: Tensor
 
     def __init__(self, o: dict[str, Any]) -> None:
         super().__init__()

@@ -223,19 +223,23 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Model in lit-gpt's style."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.lm_head_bias)
+        table = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(config.padded_vocab_size, config.n_embd),
+                "wte": table,
                 "h": nn.ModuleList(Block(config, idx) for idx in range(config.n_layer)),
                 "ln_f": norm(config) if config.final_norm else nn.Identity(),
             }
         )
         if config.tied:
-            self.lm_head.weight = self.transformer["wte"].weight
+            self.lm_head.weight = table.weight
         elem = int(config.rotary_percentage * config.head_size)
         cos, sin = build_rope_cache(config.block_size, elem, config.rope_base)
         self.register_buffer("cos", cos, persistent=False)
@@ -246,7 +250,7 @@ class GPT(nn.Module):
         x = self.transformer["wte"](idx)
         if self.config.scale_embeddings != 1.0:
             x = x * self.config.scale_embeddings
-        for block in self.transformer["h"]:
+        for block in self.transformer["h"].children():
             x = block(x, self.cos[:T], self.sin[:T])
         x = self.lm_head(self.transformer["ln_f"](x))
         if self.config.logit_scale != 1.0:

@@ -253,6 +253,9 @@ class FastBlock(nn.Module):
 class FastLlama(nn.Module):
     """LLaMA in the style of gpt-fast."""
 
+    freqs_cis: Tensor
+    causal_mask: Tensor
+
     def __init__(self, o: dict[str, Any]) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)

@@ -157,3 +157,11 @@ T5_PORT = (
     | {"ff": "decoder.layers.{0}.ff", "block": "encoder.layers.{0}", "embed": "emb", "head": "emb"}
     | {"last": "encoder.norm", "second": "decoder.norm"}
 )
+DECODER = places(
+    "layers.{0}",
+    "self_attn self_attn_layer_norm",
+    "fc1 fc2 final_layer_norm",
+    "embed_positions embed_tokens",
+    "layer_norm",
+    "embed_tokens",
+)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.diff_fourth_base import State, renamed
-from benchmarks.diff_fourth_gpt import LAYERS, LENGTH, VOCABULARY, WIDTH, Block, GPTConfig, NanoGPT, linear
+from benchmarks.diff_fourth_base import VOCABULARY, State, renamed
+from benchmarks.diff_fourth_gpt import LAYERS, LENGTH, WIDTH, Block, GPTConfig, NanoGPT, linear
 from benchmarks.diff_fourth_llama import (
     GROUPS,
     HEADS,
@@ -82,7 +82,7 @@ class Hooked(NanoGPT):
     def __init__(self) -> None:
         super().__init__(config())
         self.sizes: list[float] = []
-        for block in self.transformer["h"]:
+        for block in self.transformer["h"].children():
             block.register_forward_hook(self.note)
 
     def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -97,8 +97,8 @@ class Checkpointed(NanoGPT):
         super().__init__(config())
 
     def forward(self, idx: Tensor) -> Tensor:
-        x = self.transformer["wte"](idx) + self.transformer["wpe"].weight[: idx.shape[1]]
-        for block in self.transformer["h"]:
+        x = self.transformer["wte"](idx) + self.transformer["wpe"](torch.arange(idx.shape[1]))
+        for block in self.transformer["h"].children():
             x = checkpoint(block, x, use_reentrant=False)
         return F.linear(self.transformer["ln_f"](x), self.lm_head.weight)
 

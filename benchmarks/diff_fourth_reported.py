@@ -5,6 +5,9 @@ from typing import Any
 Row = tuple[str, str, dict[str, Any], str]
 """Kind, place, options of the second style, report on GitHub."""
 REPORTED: dict[tuple[str, str], tuple[Row, ...]] = {
+    ("OPT", "transformers fairseq"): (
+        ("positions", "embed", {"start": 0}, "huggingface/transformers/issues/5285"),
+    ),
     ("GPT-2", "transformers nanoGPT"): (
         ("activation", "all mlp", {"approximate": "none"}, "kyutai-labs/pocket-tts/pull/278"),
         ("dropout", "all attention", {"left_on": 0.1}, "huggingface/pytorch-image-models/pull/1978"),
@@ -47,9 +50,6 @@ REPORTED: dict[tuple[str, str], tuple[Row, ...]] = {
         ("norm kind", "all", {"norm": "layer"}, "huggingface/transformers/pull/31211"),
         ("gradient", "all attention", {"grad": 0.5}, ""),
     ),
-    ("LLaMA", "gpt-fast tutorial"): (
-        ("attention scale", "all attention", {"scale_by": 48}, "keras-team/keras-hub/pull/1701"),
-    ),
     ("LLaMA", "lit-gpt tutorial"): (
         ("rotary layout", "all attention", {"halves": False}, "karpathy/nanochat/issues/264"),
     ),
@@ -82,7 +82,6 @@ REPORTED: dict[tuple[str, str], tuple[Row, ...]] = {
             {"attention_scores_scalar": None},
             "keras-team/keras-hub/pull/1701",
         ),
-        ("window", "attention 1", {"sliding_window_layer_stride": 1}, "EricLBuehler/mistral.rs/issues/486"),
         ("activation", "all mlp", {"gelu_approximate": "none"}, "huggingface/transformers/pull/29402"),
     ),
     ("Granite", "transformers lit-gpt"): (
@@ -105,9 +104,6 @@ REPORTED: dict[tuple[str, str], tuple[Row, ...]] = {
         ("embedding part", "embed", {"types": False}, "mead-ml/mead-baseline/issues/536"),
         ("embedding norm", "first", {"emb_norm": False}, ""),
     ),
-    ("BERT", "nn.TransformerEncoder textbook"): (
-        ("attention scale", "all attention", {"scaled": False}, ""),
-    ),
     ("BERT", "transformers nn.TransformerEncoder"): (
         ("ε", "everywhere", {"eps": 1e-05}, "huggingface/transformers/pull/585"),
     ),
@@ -118,7 +114,6 @@ REPORTED: dict[tuple[str, str], tuple[Row, ...]] = {
     ("ViT", "transformers vit-pytorch"): (
         ("pooling", "head", {"pool": "avg"}, "lucidrains/vit-pytorch/pull/274"),
     ),
-    ("ViT", "timm vit-pytorch"): (("order of q, k, v", "all attention", {"order": "vqk"}, ""),),
     ("DINOv2", "transformers timm"): (
         (
             "layer scale",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 from benchmarks.diff_fourth_base import VOCABULARY, State, ids, renamed
 
@@ -27,15 +27,15 @@ def pair_of_texts() -> tuple[Tensor, Tensor]:
 
 def t5(**changes: Any) -> nn.Module:
     """The published T5."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "d_model": WIDTH,
         "d_kv": SIZE,
         "d_ff": HIDDEN,
         "num_layers": LAYERS,
         "num_decoder_layers": LAYERS,
     }
-    rest = {"num_heads": HEADS, "vocab_size": VOCABULARY, "dropout_rate": 0.0, **changes}
-    return T5ForConditionalGeneration(AutoConfig.for_model("t5", **sizes, **rest))
+    rest: dict[str, Any] = {"num_heads": HEADS, "vocab_size": VOCABULARY, "dropout_rate": 0.0, **changes}
+    return T5ForConditionalGeneration(T5Config(**sizes, **rest))
 
 
 OPTIONS: dict[str, Any] = (
@@ -126,10 +126,10 @@ class Stack(nn.Module):
         if self.is_decoder:
             bias = bias.masked_fill(distance > 0, float("-inf"))
         for layer in self.layers:
-            x = layer["attn"](x, bias)  # type: ignore[index, operator]
+            x = layer["attn"](x, bias)  # type: ignore[index]
             if self.is_decoder:
-                x = layer["cross"](x, None, memory)  # type: ignore[index, operator]
-            x = layer["ff"](x)  # type: ignore[index, operator]
+                x = layer["cross"](x, None, memory)  # type: ignore[index]
+            x = layer["ff"](x)  # type: ignore[index]
         return self.norm(x)
 
 
@@ -189,6 +189,8 @@ def sinusoids(n: int, d: int) -> Tensor:
 
 class TorchTranslator(nn.Module):
     """A translator of `nn.Transformer`."""
+
+    pe: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,6 +301,8 @@ class Coder(nn.Module):
 
 class Annotated(nn.Module):
     """A translator in the Annotated Transformer's style."""
+
+    pe: Tensor
 
     def __init__(self, o: dict[str, Any]) -> None:
         super().__init__()

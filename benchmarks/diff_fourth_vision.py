@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, CLIPTextModel
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, CLIPTextConfig, CLIPTextModel
 
 from benchmarks.diff_fourth_base import VOCABULARY, State, fused, renamed
 
@@ -36,10 +36,14 @@ def dinov2(**changes: Any) -> nn.Module:
 
 def clip(**changes: Any) -> nn.Module:
     """The published text model of CLIP."""
-    sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
-    rest = {"num_attention_heads": HEADS, "vocab_size": VOCABULARY, "max_position_embeddings": 40}
-    ends = {"bos_token_id": 1, "eos_token_id": 2, "projection_dim": WIDTH}
-    return CLIPTextModel(AutoConfig.for_model("clip_text_model", **sizes, **rest, **ends, **changes))
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
+    rest: dict[str, Any] = {
+        "num_attention_heads": HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 40,
+    }
+    ends: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "projection_dim": WIDTH}
+    return CLIPTextModel(CLIPTextConfig(**sizes, **rest, **ends, **changes))
 
 
 OPTIONS: dict[str, Any] = (
@@ -220,7 +224,8 @@ class PlainViT(nn.Module):
         x = self.to_patch(x.permute(0, 2, 3, 4, 5, 1).reshape(b, 16, -1))
         x = torch.cat((self.cls_token.repeat(b, 1, 1), x), dim=1)
         x = x + self.pos_embedding[:, : x.shape[1]]
-        for attn, ff in self.layers:  # type: ignore[misc]
+        for pair in self.layers:
+            attn, ff = pair.children()
             x = attn(x) + x
             x = ff(x) + x
         if self.o["pool"] == "avg":
@@ -279,6 +284,8 @@ class ResidualAttentionBlock(nn.Module):
 
 class OpenClipText(nn.Module):
     """CLIP's text model in open_clip's style."""
+
+    attn_mask: Tensor
 
     def __init__(self, o: dict[str, Any]) -> None:
         super().__init__()

@@ -4,6 +4,7 @@
     python -m benchmarks.diff_runs FILE --set fresh --set same-fresh
     python -m benchmarks.diff_runs FILE --set new --set same-new
     python -m benchmarks.diff_runs FILE --set third --set same-third
+    python -m benchmarks.diff_runs FILE --set fourth --set same-fourth
     python -m benchmarks.diff_runs FILE --summary
     python -m benchmarks.diff_runs FILE --set seen --only "rotary" --again
 
@@ -26,6 +27,8 @@ from typing import Any
 import torch
 
 from benchmarks import (
+    diff_fourth,
+    diff_fourth_same,
     diff_fresh,
     diff_fresh_same,
     diff_held_out,
@@ -69,6 +72,8 @@ SETS: dict[str, Callable[[], list[Case]]] = {
     "same-new": diff_new_same.cases,
     "third": diff_third.cases,
     "same-third": diff_third_same.cases,
+    "fourth": diff_fourth.cases,
+    "same-fourth": diff_fourth_same.cases,
 }
 OPEN = ("seen", "same")
 """Sets of which each pair is printed."""
