@@ -164,7 +164,7 @@ def load(model: nn.Module, state: State, *, is_strict: bool) -> None:
 
 
 def side(pair: Pair, which: str) -> Any:
-    """What a factory of a pair returns."""
+    """The return value of a factory of a pair."""
     model = build(pair, which)
     return model if pair.is_alone else (model, pair.family.batch())
 

@@ -149,7 +149,7 @@ def lost(pair: Pair) -> list[str]:
 
 
 def verdict(pair: Pair) -> str:
-    """What is wrong with a pair; empty where it is as it says."""
+    """The fault of a pair; empty where the pair is as it says."""
     if missing := lost(pair):
         return f"places that are not in the models: {missing}"
     starts = [each for each in pair.mistakes if KINDS[each.kind].part == "start"]
