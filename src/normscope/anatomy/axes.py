@@ -3,7 +3,7 @@
 An axis is a list of factors (what, size), so a reshape that merges (B, H) and splits them again loses
 nothing. The model's input is (batch, tokens, …, features), an image (batch, features, tokens, tokens). The
 output of the first learnt map counts as features, whatever its input was. A learnt map over features gives
-features, one over tokens alone gives tokens (MLP-Mixer).
+features, one over tokens alone gives tokens (MLP-Mixer). A constant matrix keeps what an axis counts.
 """
 
 import math
@@ -190,6 +190,11 @@ def _product(op: Op, shape: tuple[int, ...]) -> list[Axis] | None:
     if a.is_weight and b.live and len(b.shape) > 1 and len(shape) > 1:
         (column,) = _tokens_if_first(b, [column])
         return [*rows[:-1], _made(b, len(b.shape) - 2, shape[-2]), column]
+    if a.live and not b.live and len(b.shape) > 1:  # a constant matrix, such as a rotation
+        return [*rows, _kept(a, len(a.shape) - 1, shape[-1])]
+    if b.live and not a.live and len(b.shape) > 1 and len(shape) > 1:
+        batch = list(b.axes[:-2]) if len(b.shape) == len(shape) else rows[:-1]
+        return [*batch, _kept(b, len(b.shape) - 2, shape[-2]), column]
     return [*rows, column] if len(b.shape) > 1 else rows
 
 
@@ -197,6 +202,11 @@ def _made(value: Value, axis: int, n: int) -> Axis:
     """The axis that a learnt map makes of an axis."""
     over_tokens = value.learnt and counted(value, [axis]) == {"token"}
     return _axis("token" if over_tokens else "feature", n)
+
+
+def _kept(value: Value, axis: int, n: int) -> Axis:
+    """The axis that a constant matrix makes of an axis: it counts the same."""
+    return _resized(value.axes[axis], n)
 
 
 def _tokens_if_first(value: Value, rows: list[Axis]) -> list[Axis]:

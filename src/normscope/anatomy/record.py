@@ -27,11 +27,15 @@ from normscope.anatomy.names import named_parameters
 from normscope.anatomy.opaque import which_norm
 from normscope.anatomy.ops import base_name
 from normscope.anatomy.softmax import logits_in
+from normscope.anatomy.views import Geometry, geometry, relative, span
 
-_Geometry = tuple[Any, ...]
 _SMALL = 4096
 _LARGEST_WRITTEN = 2**20
 _PRODUCTS = {"addcmul": "mul", "addcdiv": "div", "addmm": "mm", "baddbmm": "bmm"}
+
+
+_Write = tuple[Value, range, Geometry]
+"""A value that was written into a storage, the bytes that it spans, and its place."""
 
 
 @dataclass
@@ -39,13 +43,13 @@ class _Storage:
     """One storage: its weak handle, its views, and the writes into it since they were bound."""
 
     keep: Any
-    views: dict[_Geometry, tuple[Value, int]] = field(default_factory=dict)
-    writes: list[tuple[Value, range]] = field(default_factory=list)
+    views: dict[Geometry, tuple[Value, int]] = field(default_factory=dict)
+    writes: list[_Write] = field(default_factory=list)
 
-    def written(self, since: int, tensor: Tensor) -> list[tuple[Value, range]]:
-        """The writes from number `since` on that may have changed `tensor`, with the bytes they span."""
-        span = _span(tensor)
-        return [write for write in self.writes[since:] if _overlap(write[1], span)]
+    def written(self, since: int, tensor: Tensor) -> list[_Write]:
+        """The writes from number `since` on that may have changed `tensor`."""
+        own = span(tensor)
+        return [write for write in self.writes[since:] if _overlap(write[1], own)]
 
 
 class Recorder(TorchDispatchMode):
@@ -131,15 +135,15 @@ class Recorder(TorchDispatchMode):
 
     def _bind(self, op: Op, index: int, tensor: Tensor, written: bool) -> None:
         storage, fresh = self._storage(tensor)
-        bound = storage.views.get(_geometry(tensor))
+        bound = storage.views.get(geometry(tensor))
         if not written and bound is not None and bound[1] == len(storage.writes):
             return  # detach, or a view that changes nothing: the same tensor
         value = self._value(op, index, tuple(tensor.shape), tensor.is_floating_point())
         if written:
-            storage.writes.append((value, _span(tensor)))
+            storage.writes.append((value, span(tensor), geometry(tensor)))
         if fresh or written:
             self.graph.written_bytes += tensor.numel() * tensor.element_size()
-        storage.views[_geometry(tensor)] = (value, len(storage.writes))
+        storage.views[geometry(tensor)] = (value, len(storage.writes))
         if not value.live and not value.learnt:
             value.number = _number(tensor)
         if logits_in(op) is not None:
@@ -156,28 +160,35 @@ class Recorder(TorchDispatchMode):
     def _read(self, tensor: Tensor) -> Value:
         """The value a tensor holds now."""
         storage, _ = self._storage(tensor)
-        geometry = _geometry(tensor)
-        bound = storage.views.get(geometry)
+        place = geometry(tensor)
+        bound = storage.views.get(place)
         if bound is None and not storage.views:
             return self._leaf(tensor, "constant", None)
-        old, since = bound if bound is not None else (next(iter(storage.views.values()))[0], 0)
+        held, (old, since) = (place, bound) if bound is not None else next(iter(storage.views.items()))
+        since = since if bound is not None else 0
         writes = storage.written(since, tensor)
         if bound is not None and not writes:
             return old
-        op = self._alias(old, writes, tensor)
+        op = self._alias(old, held, writes, tensor)
         value = self._value(op, 0, tuple(tensor.shape), tensor.is_floating_point())
         if not value.learnt and tensor.numel() <= _LARGEST_WRITTEN and _is_real(tensor):
             value.data = tensor.detach().clone()  # a mask that is written part by part
-        storage.views[geometry] = (value, len(storage.writes))
+        storage.views[place] = (value, len(storage.writes))
         return value
 
-    def _alias(self, old: Value, writes: list[tuple[Value, range]], tensor: Tensor) -> Op:
-        """A virtual op from the old value and the writes over it; a full write hides the old value."""
-        values = [value for value, _ in writes]
-        is_full = bool(writes) and writes[-1][1] == _span(tensor) and values[-1].numel == tensor.numel()
-        inputs = (values[-1],) if is_full else (old, *values)
+    def _alias(self, old: Value, held: Geometry, writes: list[_Write], tensor: Tensor) -> Op:
+        """A virtual op from the old value, whose place is `held`, and the writes over it.
+
+        A full write hides the old value.
+        """
+        written = [(value, place) for value, _, place in writes]
+        is_full = bool(writes) and writes[-1][1] == span(tensor) and written[-1][0].numel == tensor.numel()
+        read = written[-1:] if is_full else [(old, held), *written]
+        inputs = tuple(value for value, _ in read)
+        places = relative([geometry(tensor), *(place for _, place in read)])
         base = "alias" if len(inputs) == 1 else "overwrite"
-        op = Op(f"virtual.{base}", base, inputs, {}, inputs, self.calls.current, 0, virtual=True)
+        kwargs = {"places": places}
+        op = Op(f"virtual.{base}", base, inputs, kwargs, inputs, self.calls.current, 0, virtual=True)
         self._append(op)
         return op
 
@@ -190,7 +201,7 @@ class Recorder(TorchDispatchMode):
             value.number = _number(tensor)
         self.graph.values.append(value)
         storage, _ = self._storage(tensor)
-        storage.views.setdefault(_geometry(tensor), (value, 0))
+        storage.views.setdefault(geometry(tensor), (value, 0))
         return value
 
     def _storage(self, tensor: Tensor) -> tuple[_Storage, bool]:
@@ -246,21 +257,6 @@ def changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 def outputs_of(result: Any, changed: list[Tensor]) -> list[Any]:
     """Leaves of an op's result; for one without a result (`_foreach_add_`), the arguments it changed."""
     return list(changed) if result is None else tree_leaves(result)
-
-
-def _geometry(tensor: Tensor) -> _Geometry:
-    if tensor.layout is not torch.strided:
-        return (tuple(tensor.shape),)
-    return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _span(tensor: Tensor) -> range:
-    """Bytes of its storage from the first element of a tensor to its last; without strides, all of them."""
-    if tensor.layout is not torch.strided:
-        return range(2**62)
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    first, size = tensor.storage_offset() * tensor.element_size(), tensor.element_size()
-    return range(first, first + (steps + 1) * size) if tensor.numel() else range(first, first)
 
 
 def _overlap(a: range, b: range) -> bool:

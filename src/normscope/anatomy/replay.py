@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from normscope.anatomy.alike import Contents
 from normscope.anatomy.graph import Op, Value, between
+from normscope.anatomy.views import written_over
 
 T = TypeVar("T")
 _DTYPES = {
@@ -30,6 +31,9 @@ _INNER: dict[str, Callable[..., Tensor]] = {
     "mm": torch.mm,
     "bmm": torch.bmm,
 }
+
+
+_VIEWS = ("view", "_unsafe_view")
 
 
 class CannotReplay(Exception):
@@ -125,7 +129,7 @@ class Replay:
             raise CannotReplay(f"{op.name}: {type(error).__name__}") from error
         if tuple(result.shape) != value.shape:
             raise CannotReplay(f"{op.name} gives another shape")
-        return result
+        return result.to(_DTYPES.get(result.dtype, result.dtype))  # a quotient of integers is float32
 
 
 def is_end(value: Value) -> bool:
@@ -139,10 +143,14 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _call(op: Op, value: Value, known: Mapping[Value, Tensor]) -> Any:
     read = [known[v] for v in op.inputs]
-    if op.base in {"alias", "expand", "clone"} and len(read) == 1 and (op.virtual or "copy_" in op.name):
+    if op.base in {"expand", "clone"} and len(read) == 1 and (op.virtual or "copy_" in op.name):
         return read[0].expand(value.shape)
+    if op.base in {"alias", "overwrite"} and op.virtual:
+        shown, *held = op.kwargs["places"]
+        return read[0] if [shown] == held else written_over(shown, held, read)
     if op.base == "add" and op.name.startswith(_UNFUSED) and len(read) == 2:
-        return op.kwargs.get("beta", 1) * read[0] + op.kwargs.get("alpha", 1) * read[1]
+        product, beta = op.kwargs.get("alpha", 1) * read[1], op.kwargs.get("beta", 1)
+        return beta * read[0] + product if beta else product  # 0 ignores what may be memory of any content
     if op.virtual:
         return _INNER[op.base](*read)
     func = _function(op)
@@ -164,27 +172,12 @@ def _function(op: Op) -> Any:
     """The op, without writing into its arguments."""
     namespace, name, overload = op.name.split(".")
     packet = getattr(torch.ops, namespace)
+    if name in _VIEWS and overload == "default":
+        return torch.reshape  # the strides of a replayed tensor are its own
     plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     if not hasattr(packet, plain):
         raise CannotReplay(f"{op.name} writes into its argument")
     return getattr(getattr(packet, plain), overload)
-
-
-def cuts(start: Value, end: Value) -> list[Value]:
-    """The values through which everything from `start` to `end` goes, in order, with both."""
-    region = between(start, end)
-    inside = {start, *region}
-    last: dict[Value, int] = {}
-    for value in region:
-        for each in value.inputs:
-            if each in inside:
-                last[each] = max(last.get(each, 0), value.index)
-    found, furthest = [], 0
-    for value in (start, *region):
-        if furthest <= value.index:
-            found.append(value)
-        furthest = max(furthest, last.get(value, 0))
-    return found
 
 
 def leaves_of(values: Iterable[Value]) -> set[Value]:

@@ -34,7 +34,9 @@ def attention_facts(
     facts |= _qk_norm([way for way in (query, key) if way is not None], first)
     facts["value_norm"] = value is not None and bool(value.norms)
     logits = logit_facts(first, (query, key), replay)
-    return facts | logits | _positions(query, logits, replay)
+    positions = _positions(query, logits, replay)
+    logits = {name: value for name, value in logits.items() if name != "attention_positions"}
+    return facts | logits | positions
 
 
 def _heads(branch: FoundBranch, roles: dict[Op, tuple[str, ...]]) -> Facts:
@@ -107,12 +109,16 @@ def _one_of(values: set[Any]) -> Any:
 
 
 def _positions(way: Way | None, logits: Facts, replay: Replay) -> Facts:
-    """Positions inside of the attention: rotary with layout and base, or a bias on the logits."""
+    """Positions inside of the attention: rotary with layout and base, or a bias on the logits; empty where
+    one of the two cannot be read.
+    """
     try:
         turned = rotary_facts(way, replay) if way is not None else {}
     except CannotReplay:
         return {}
+    if "attention_positions" not in logits:
+        return {}
     kinds = ["rotary"] if turned else []
-    if (bias := logits.get("attention_positions")) is not None:
+    if (bias := logits["attention_positions"]) is not None:
         kinds.append(bias)
     return turned | {"attention_positions": " and ".join(kinds) or None}

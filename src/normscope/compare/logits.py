@@ -33,9 +33,10 @@ def logit_facts(a: Attention, ways: Iterable[Way | None], replay: Replay) -> Fac
     try:
         found = replay.once(_softmaxed, [product], [a.logits])
         slope, bias = found.slope, found.bias
-        if op.base == "baddbmm":  # BLOOM: the matmul itself adds the bias
-            slope = slope * op.kwargs.get("alpha", 1)
-            rows = replay.fixed(op.inputs[0]).expand(product.shape) + found.zero.reshape(product.shape)
+        slope = slope * op.kwargs.get("alpha", 1)
+        if op.base == "baddbmm" and op.kwargs.get("beta", 1):  # BLOOM: the matmul itself adds the bias
+            rows = op.kwargs.get("beta", 1) * replay.fixed(op.inputs[0]).expand(product.shape)
+            rows = rows + found.zero.reshape(product.shape)
             bias = _bias_kind(rows, is_learnt=op.inputs[0].learnt)
     except CannotReplay:
         return facts
