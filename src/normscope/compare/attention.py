@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from normscope.anatomy.attention import Attention
+from normscope.anatomy.axes import counted
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.replay import CannotReplay, Replay
@@ -93,7 +94,7 @@ def _qk_norm(ways: Sequence[Way], a: Attention) -> Facts:
     norms = [way.norms[-1] for way in ways]
     if any(norm.kind == "l2norm" for norm in norms):
         return {"qk_norm": "cosine"}
-    is_full = [way.norms[-1].input.shape[-1] == way.width != a.query.shape[-1] for way in ways]
+    is_full = [_is_wider(way.norms[-1].input, a.query.shape[-1]) for way in ways]
     return {
         "qk_norm": "full" if any(is_full) else "head",
         "qk_norm_kind": _one_of({norm.kind for norm in norms}),
@@ -101,6 +102,11 @@ def _qk_norm(ways: Sequence[Way], a: Attention) -> Facts:
         "qk_norm_gain": all(norm.weight is not None for norm in norms),
         "qk_norm_offset": _one_of({norm.weight_offset for norm in norms}),
     }
+
+
+def _is_wider(normed: Value, head: int) -> bool:
+    """Whether the features of several heads are one axis."""
+    return normed.shape[-1] > head and counted(normed, [-1]) == {"feature"}
 
 
 def _one_of(values: set[Any]) -> Any:
