@@ -209,6 +209,16 @@ def test_a_bias_that_is_added_after_the_sum_gives_no_reason(base: str) -> None:
     assert result.is_explained
 
 
+@pytest.mark.parametrize("rotary", ["halves", "interleaved"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_norm_behind_the_rotation_is_named(rotary: str, first: bool) -> None:
+    sides = ({"rotary": rotary, "qk_norm": True, "turned_first": each} for each in (first, not first))
+    result = searched(*(opened("llama", changes) for changes in sides))
+    assert names(result) == ["qk-norm"]
+    assert all(each.is_confirmed for each in result.found)
+    assert result.is_explained
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_dropout_that_is_left_on_is_named(base: str) -> None:
     result = searched(plain(base), opened(base, {"dropout": 0.2}))

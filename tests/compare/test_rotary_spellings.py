@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy
+from normscope.anatomy.assemble import assemble
+from normscope.anatomy.axes import counted
+from normscope.anatomy.reading import record_forward
 from normscope.compare.structure import read_for_structure, structure_of
 from normscope.compare.types import Place
 from normscope.subjects import make_subject
@@ -164,7 +167,22 @@ def into_memory(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (weights @ v).unflatten(0, (batch, heads)).transpose(1, 2)
 
 
-ATTENTIONS = {"sdpa": sdpa, "einsum": einsum, "grouped": grouped, "into memory": into_memory}
+def evens_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The tokens stand in another order."""
+    order = torch.cat((torch.arange(0, TOKENS, 2), torch.arange(1, TOKENS, 2)))
+    q, k, v = (t.index_select(1, order).transpose(1, 2) for t in (q, k, v))
+    seen = order[:, None] >= order
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return y.transpose(1, 2).index_select(1, order.argsort())
+
+
+ATTENTIONS = {
+    "sdpa": sdpa,
+    "einsum": einsum,
+    "grouped": grouped,
+    "into memory": into_memory,
+    "evens first": evens_first,
+}
 
 
 class Attention(nn.Module):
@@ -227,7 +245,17 @@ def test_rotary_positions_are_read_in_every_spelling(spelling: str, attend: str)
             }
             assert read == {"attention_positions": "rotary", "rotary_layout": layout, "rotary_width": width}
             assert facts["rotary_base"] == pytest.approx(BASE, rel=1e-3)
+            assert facts["rotary_scaling"] is None
             assert (facts["heads"], facts["head_width"]) == (HEADS, WIDTH)
+
+
+@pytest.mark.parametrize("turn", [by_matmul, by_rows, by_einsum, one_by_one])
+def test_a_constant_matrix_keeps_what_an_axis_counts(turn: Turn) -> None:
+    graph = record_forward(Model(turn), torch.randint(32, (3, TOKENS)))
+    assemble(graph)
+    found = {v for s in graph.values if s.sum is not None for b in s.sum.branches for v in b.attentions}
+    assert found
+    assert all(counted(attention.query, [-1]) == {"feature"} for attention in found)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -254,3 +282,30 @@ def test_a_way_that_is_the_same_at_all_positions_has_none(spelling: str) -> None
 @pytest.mark.parametrize("spelling", OTHER)
 def test_what_is_no_rotation_is_unread(spelling: str) -> None:
     assert all("attention_positions" not in facts for facts in attentions(Model(OTHER[spelling])))
+
+
+class Normed(nn.Module):
+    """A rotation with a norm before it or behind it."""
+
+    def __init__(self, norm: nn.Module, *, behind: bool) -> None:
+        super().__init__()
+        self.norm, self.behind = norm, behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(halves(x)) if self.behind else halves(self.norm(x))
+
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "rms with a gain": (lambda: nn.RMSNorm(WIDTH), True),
+    "rms without a gain": (lambda: nn.RMSNorm(WIDTH, elementwise_affine=False), False),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_norm_behind_the_rotation_is_told_where_it_differs(norm: str) -> None:
+    make, differs = NORMS[norm]
+    before, behind = (
+        {f["qk_norm"] for f in attentions(Model(Normed(make(), behind=b)))} for b in (False, True)
+    )
+    assert before == {"head"}
+    assert behind == ({"head, behind the rotation"} if differs else {"head"})

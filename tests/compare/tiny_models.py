@@ -44,6 +44,7 @@ class Options:
     ahead: int = 0
     alibi: bool = False
     qk_norm: bool = False
+    turned_first: bool = False
     extra_key: bool = False
     repeat: str = "repeat"
     split: str = "heads"
@@ -119,10 +120,12 @@ class Attention(nn.Module):
         else:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = self.split(q), self.split(k), self.split(v)
-        if o.qk_norm:
+        if o.qk_norm and not o.turned_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if o.rotary:
             q, k = turned(q, o), turned(k, o)
+        if o.qk_norm and o.turned_first:
+            q, k = self.q_norm(q), self.k_norm(k)
         if o.kv_heads != o.heads:
             times = o.heads // o.kv_heads
             if o.repeat == "repeat":

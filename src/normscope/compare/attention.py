@@ -36,6 +36,8 @@ def attention_facts(
     facts["value_norm"] = value is not None and bool(value.norms)
     logits = logit_facts(first, (query, key), replay)
     positions = _positions(query, logits, replay)
+    if positions.get("rotary_before_norm") and not _keeps_rotation(facts):
+        facts["qk_norm"] = f"{facts['qk_norm']}, behind the rotation"
     logits = {name: value for name, value in logits.items() if name != "attention_positions"}
     return facts | logits | positions
 
@@ -102,6 +104,13 @@ def _qk_norm(ways: Sequence[Way], a: Attention) -> Facts:
         "qk_norm_gain": all(norm.weight is not None for norm in norms),
         "qk_norm_offset": _one_of({norm.weight_offset for norm in norms}),
     }
+
+
+def _keeps_rotation(norming: Facts) -> bool:
+    """Whether a norm gives the same before a rotation: it divides by the size alone, or there is none."""
+    if norming["qk_norm"] not in ("head", "full"):
+        return True
+    return norming["qk_norm_kind"] != "layernorm" and not norming["qk_norm_gain"]
 
 
 def _is_wider(normed: Value, head: int) -> bool:

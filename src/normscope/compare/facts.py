@@ -109,7 +109,14 @@ FACTS: dict[str, Fact] = {
     "head_width": Fact("branch", "The width of a head is", needs=("heads",)),
     "value_width": Fact("branch", "The width of a head's values is", needs=("heads", "head_width")),
     "qk_norm": Fact(
-        "branch", "The norm on queries and keys is", {"head": "of each head", "full": "of the full width"}
+        "branch",
+        "The norm on queries and keys is",
+        {
+            "head": "of each head",
+            "full": "of the full width",
+            "head, behind the rotation": "of each head, behind the rotation",
+            "full, behind the rotation": "of the full width, behind the rotation",
+        },
     ),
     "qk_norm_kind": Fact("branch", "The norm on queries and keys is of the kind", needs=("qk_norm",)),
     "qk_norm_eps": Fact("branch", "The ε of the norm on queries and keys is", needs=("qk_norm",)),

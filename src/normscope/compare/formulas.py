@@ -214,6 +214,10 @@ def rotated(x: Tensor, *, angles: Tensor, layout: str) -> Tensor:
     return torch.cat([result, rest], -1)
 
 
+BEHIND = "head, behind the rotation"
+"""Place of a norm on queries and keys that are rotated before it."""
+
+
 def operand(
     y: Tensor,
     x: Tensor,
@@ -237,6 +241,8 @@ def operand(
         z = norm(z, z, **norming)
     if rotation is not None:
         z = rotated(z, **rotation)
+    if norm_over == BEHIND:
+        z = norm(z, z, **norming)
     if groups is not None:
         z = z.index_select(1, groups.to(z.device))
     return times * z

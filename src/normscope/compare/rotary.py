@@ -18,13 +18,16 @@ _SEEN = 1e-9
 
 
 def rotary_facts(way: Way, replay: Replay) -> Facts:
-    """Layout, base and scaling of rotary positions on the way to an operand; empty without.
+    """Layout, base and scaling of rotary positions on the way to an operand, and whether a norm comes after
+    them; empty without.
 
     Raises:
         CannotReplay: the way cannot run again, or it depends on the position in another way.
     """
-    found = (replay.once(_turned, [start], [end]) for start, end in way.segments() if start is not end)
-    return next((facts for facts in found if facts), {})
+    for number, (start, end) in enumerate(way.segments()):
+        if start is not end and (facts := replay.once(_turned, [start], [end])):
+            return facts | {"rotary_before_norm": number < len(way.norms)}
+    return {}
 
 
 def _turned(starts: Sequence[Value], ends: Sequence[Value], replay: Replay) -> Facts:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.compare.formulas import norm, split_heads
+from normscope.compare.facts import in_words
+from normscope.compare.formulas import BEHIND, norm, split_heads
 from normscope.compare.reasons.scene import (
     FITS,
     Half,
@@ -134,6 +135,22 @@ def _way(half: Half, x: Tensor, y: Tensor, heads: int, after: str) -> Operand | 
             if (fitted := _turned(z, y)) is not None:
                 groups, rotation, times = fitted
                 return Operand(split, groups, norming, rotation, times)
+    return _normed_behind(half, x, y, heads, after)
+
+
+def _normed_behind(half: Half, x: Tensor, y: Tensor, heads: int, after: str) -> Operand | None:
+    """Way whose norm over a head comes after the rotation: that keeps the size, so only the gain shows it."""
+    for norming, _ in _normed(half, x, heads, after):
+        if norming is None or norming["norm_over"] != "head" or norming["kind"] != "rmsnorm":
+            continue
+        gain = None if norming["weight"] is None else norming["weight"] + norming["offset"]
+        if gain is None or bool((gain == 0).any()):
+            continue
+        for split in ("heads", "interleaved", "unmoved"):
+            z = split_heads(x, heads, split)
+            fitted = None if z is None else _turned(norm(z, z, kind="rmsnorm", eps=norming["eps"]), y / gain)
+            if fitted is not None and fitted[1] is not None:
+                return Operand(split, fitted[0], {**norming, "norm_over": BEHIND}, fitted[1], fitted[2])
     return None
 
 
@@ -368,7 +385,8 @@ def _norms(a: Operand, b: Operand, word: str, reason: Any) -> Reasons:
     for key, name in (("norm_over", "qk-norm"), ("kind", "qk-norm-kind"), ("eps", "qk-norm-eps")):
         if left[key] != right[key]:
             what = {"eps": f"The ε of the norm on the {word}"}.get(key, f"The norm on the {word}")
-            yield reason(name, left[key], right[key], tell(what, left[key], right[key]))
+            shown = [in_words("qk_norm", each[key]) for each in (left, right)]
+            yield reason(name, left[key], right[key], tell(what, *shown))
             return
 
 
