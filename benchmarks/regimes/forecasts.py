@@ -46,6 +46,7 @@ def forecasts(case: Case) -> list[dict[str, Any]]:
             "case": name_of(case),
             "held_out": case.held_out,
             "notes": list(notes),
+            "tokens": rung.tokens,
             "seconds": round(seconds, 3),
             **_plain(rung),
         }

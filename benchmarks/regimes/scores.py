@@ -1,6 +1,6 @@
 """Score the forecasts of the regimes against the runs that were trained.
 
-    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells]
+    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells] [--again]
 
 A cell is one ladder at one learning rate. It trained if all three of its replicas trained, and failed if none
 did. The others are at the edge: whether they train hangs on the seed or on rounding, and no forecast of them
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import records_of, wilson
+from benchmarks.regimes.judged import judge
 from benchmarks.regimes.truth import EVERY, REPLICAS
 
 STEPS = 300
@@ -214,8 +215,14 @@ def main() -> None:
     parser.add_argument("truth", type=Path)
     parser.add_argument("forecasts", type=Path)
     parser.add_argument("--cells", action="store_true", help="also the cells that are not right")
+    parser.add_argument(
+        "--again", action="store_true", help="judge the measurements by the rule as it is now"
+    )
     options = parser.parse_args()
-    found, incomplete = ladders(records_of(options.truth), records_of(options.forecasts))
+    forecasts = records_of(options.forecasts)
+    if options.again:
+        forecasts = judge(forecasts)
+    found, incomplete = ladders(records_of(options.truth), forecasts)
     if options.cells:
         print("\n".join(map(cells_of, found)))
     print(table(found, incomplete))

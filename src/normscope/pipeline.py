@@ -22,6 +22,7 @@ from normscope.forecast import (
     LadderInterrupted,
     NoTargetsError,
     UnknownEntropyError,
+    best_constant,
     forecast,
     forecast_ladder,
     forecast_measurements,
@@ -309,29 +310,34 @@ def find_entropy(run: Check) -> None:
 
 
 def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
-    """The subject with the entropy of the targets in the user's own batches, and notes for the report.
+    """The subject with the loss to beat on the user's own batches, and notes for the report.
 
-    The forecast compares losses with it. It costs two forwards. If it cannot be known, a note gives the
-    reason, unless the loss has no targets.
+    It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
+    with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
+    targets.
     """
     if not _lacks_baseline(subject):
         return subject, ()
     try:
-        value = targets_entropy(subject)
+        try:
+            return dataclasses.replace(subject, unigram_entropy=targets_entropy(subject)), ()
+        except UnknownEntropyError as error:
+            return subject, (f"the entropy of the targets is not known: {error.reason}",)
+        except NoTargetsError:
+            return dataclasses.replace(subject, best_constant=best_constant(subject)), ()
     except UnknownEntropyError as error:
-        return subject, (f"the entropy of the targets is not known: {error.reason}",)
+        return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
-        return subject, ()  # another loss has no such entropy
+        return subject, ()  # another loss has no such baseline
     except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
         if is_out_of_memory(error):
             raise
         return subject, (f"the entropy of the targets is not known: {describe(error)}",)
-    return dataclasses.replace(subject, unigram_entropy=value), ()
 
 
 def _lacks_baseline(subject: Subject) -> bool:
     """Whether the subject has the user's own batches and a loss, of which no baseline is known."""
-    return subject.unigram_entropy is None and subject.has_own_batches and subject.loss_fn is not None
+    return subject.baseline.loss is None and subject.has_own_batches and subject.loss_fn is not None
 
 
 def _try_out(run: Check, progress: Begun, done: int) -> None:

@@ -185,7 +185,7 @@ def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatc
 def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
     low, high = rung_of(1e-4, 5.5, 5.2, 4.6, outcome="collapses"), rung_of(1e-3, 5.2, 4.5, 3.1)
     assert ahead(low, [low, high]) is not None
-    assert ladder_module._compared(low, [low, high]) is low
+    assert ladder_module.compared(low, [low, high]) is low
 
 
 @pytest.mark.parametrize(

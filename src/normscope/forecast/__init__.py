@@ -7,6 +7,7 @@ diversity, gradients. `rule` decides from the measurements; `record` holds the t
 evidence is in docs/forecast.md.
 """
 
+from normscope.forecast.baseline import best_constant
 from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
@@ -33,6 +34,7 @@ __all__ = [
     "LadderInterrupted",
     "NoTargetsError",
     "UnknownEntropyError",
+    "best_constant",
     "forecast",
     "forecast_ladder",
     "forecast_measurements",

@@ -51,7 +51,7 @@ def forecast_ladder(
     ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None))
     try:
         ladder.try_all(configs)
-        ladder.rungs = [_compared(rung, ladder.rungs) for rung in ladder.rungs]
+        ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
         words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -152,12 +152,24 @@ class _Ladder:
         return f"does not help: the run fails with a warm-up over {lengths} steps too", None
 
 
-def _compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
-    """The forecast of a healthy rung, judged again with the pace of larger learning rates."""
+def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
+    """The forecast of a rung that has not failed, judged again with the pace of larger learning rates."""
     found = ahead(rung, rungs)
-    if rung.outcome not in ("trains", "slow") or found is None:
+    if rung.outcome not in ("trains", "slow", "undecided") or found is None:
         return rung
-    decision = decide(rung.curve, rung.unigram_entropy, warmup=rung.warmup, ahead=found)
+    return judged_again(rung, found)
+
+
+def judged_again(rung: Forecast, ahead: float | None = None) -> Forecast:
+    """The forecast that the rule makes of the measurements of `rung`, see `decide`."""
+    decision = decide(
+        rung.curve,
+        rung.baseline.loss,
+        unit=rung.baseline.unit,
+        tokens=rung.tokens,
+        warmup=rung.warmup,
+        ahead=ahead,
+    )
     return dataclasses.replace(rung, outcome=decision.outcome, reason=decision.reason, score=decision.score)
 
 

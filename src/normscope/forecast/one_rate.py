@@ -10,7 +10,7 @@ from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
-from normscope.forecast.watch import Progress, train_copies
+from normscope.forecast.watch import Progress, fed_tokens, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.memory import is_out_of_memory
@@ -121,6 +121,8 @@ def as_forecast(
         subject.unigram_entropy,
         tuple(curve),
         decision.score,
+        subject.best_constant,
+        fed_tokens(subject),
     )
 
 
@@ -163,6 +165,8 @@ def forecast_measurements(forecast: Forecast) -> list[Measurement]:
     if curve[-1].diversity:
         rows.append(Measurement("forecast/diversity", "", rows[-1].value))
     last = curve[-1]
+    if forecast.best_constant is not None:
+        rows.append(Measurement("forecast/best-constant", "", forecast.best_constant, "1"))
     for name, value, unit, missing in (
         ("unigram-entropy", forecast.unigram_entropy, "nats", "the targets are not tokens"),
         ("coherence", last.coherence, "1", NO_PULL),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from normscope.subjects.subject import Baseline
+
 Outcome = Literal[
     "trains", "collapses", "plateau", "diverges", "slow", "needs-warmup", "undecided", "not measured"
 ]
@@ -51,6 +53,8 @@ class Forecast:
         curve: the measurements (of the last attempt, where a warm-up was tried too).
         score: margin by which it trains: above 0 where it does, larger is more certain; None where it is
             unknown. Compare scores only between forecasts on the same text, as for changes to one model.
+        best_constant: loss of the best constant output, for a loss that is no cross-entropy; None if unknown.
+        tokens: whether the model is fed token ids.
     """
 
     outcome: Outcome
@@ -62,6 +66,13 @@ class Forecast:
     unigram_entropy: float | None
     curve: tuple[ForecastStep, ...] = ()
     score: float | None = None
+    best_constant: float | None = None
+    tokens: bool = True
+
+    @property
+    def baseline(self) -> Baseline:
+        """The loss to beat."""
+        return Baseline.of(self.unigram_entropy, self.best_constant)
 
     @property
     def trains(self) -> bool:
@@ -75,8 +86,9 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
-        keys = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy", "score")
-        return {key: getattr(self, key) for key in keys} | {"curve": [vars(step) for step in self.curve]}
+        names = "outcome reason optimizer lr warmup steps unigram_entropy best_constant score"
+        plain = {name: getattr(self, name) for name in names.split()}
+        return plain | {"curve": [vars(step) for step in self.curve]}
 
 
 class ForecastInterrupted(KeyboardInterrupt):

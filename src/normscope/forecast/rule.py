@@ -32,6 +32,10 @@ PARTED = 1e-3  # diversity above which tokens differ enough
 FAINT = 1e-5  # diversity below which a run that does not separate its tokens has collapsed
 ALIGNED = 3.0  # weight of alignment beside coherence: one is small where the other is not
 ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: noise has less
+SHARED = (
+    0.12  # pull of a run on measured values that learns more than a constant output; noise has under 0.08
+)
+HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
 DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 
 
@@ -54,6 +58,7 @@ def decide(
     curve: Sequence[ForecastStep],
     unigram_entropy: float | None,
     *,
+    unit: float = 1.0,
     tokens: bool = True,
     warmup: int = 0,
     ahead: float | None = None,
@@ -62,9 +67,12 @@ def decide(
 
     Args:
         curve: the measurements, the first one before the first step.
-        unigram_entropy: nats per token of the targets, None where that is unknown.
-        tokens: whether the model is fed token ids. Other batches (often noise with random labels) need not
-            agree on anything: then "trains" is never the outcome, and only a collapse is a failure.
+        unigram_entropy: the best loss of a model that ignores its input, None where that is unknown. Of
+            tokens it is the unigram entropy.
+        unit: the size by which losses are compared, see `Baseline`.
+        tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
+            to learn. If the best loss without the input is unknown (often they are noise with random labels),
+            "trains" is never the outcome, and only a collapse is a failure.
         warmup: steps of linear warm-up in the trial.
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
@@ -76,23 +84,32 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
-    margins = _margins(curve, unigram_entropy, warmup, ahead)
+    margins = _margins(curve, unigram_entropy, unit, tokens, warmup, ahead)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
-    if unigram_entropy is not None and max(*losses, last.recent_loss or 0.0) < unigram_entropy - LEARNT:
-        said = f"loss {last.loss:.2f} is under the unigram entropy {unigram_entropy:.2f}"
+    worst = max(*losses, last.recent_loss or 0.0)
+    if unigram_entropy is not None and worst < unigram_entropy - LEARNT * unit:
+        name = "unigram entropy" if tokens else "loss without the input"
+        said = f"loss {last.loss:.3g} is under the {name}, {unigram_entropy:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, unigram_entropy, margins)
-    return _by_margins(curve, margins, score, tokens)
+        return _by_loss(curve, unigram_entropy, unit, margins)
+    if not tokens:
+        return _by_agreement(curve, margins, unigram_entropy)
+    return _by_margins(curve, margins, score)
 
 
 WORST = -3.0  # the lowest score
 
 
 def _margins(
-    curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int, ahead: float | None
+    curve: Sequence[ForecastStep],
+    unigram_entropy: float | None,
+    unit: float,
+    tokens: bool,
+    warmup: int,
+    ahead: float | None,
 ) -> dict[str, float]:
     """Margins that could be measured; each is above 0 in a run that trains."""
     margins: dict[str, float] = {}
@@ -100,17 +117,39 @@ def _margins(
     mean = sum(seen) / len(seen) if seen else 0.0
     if curve[-1].diversity:
         margins["life"] = math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
-        if last_diversity(curve[-1]) < PARTED and seen:
+        if seen and not tokens:
+            margins["pull"] = (mean - SHARED) / (2 * SHARED)
+        elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
-    found = pace(curve, unigram_entropy, warmup)
+    found = pace(curve, unigram_entropy, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
         if ahead is not None and unigram_entropy is not None:
-            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - unigram_entropy)))
+            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - unigram_entropy) / unit))
+    held = rise(curve, unigram_entropy, unit, "pace" in margins)
+    if not tokens and held is not None:
+        margins["held"] = (HELD - held) / (2 * HELD)
     return margins
 
 
-def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0) -> float | None:
+def rise(
+    curve: Sequence[ForecastStep], baseline: float | None, unit: float, far: bool = False
+) -> float | None:
+    """Units by which the mean loss rose in the second half, or is above the baseline; the larger of both.
+
+    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
+    """
+    last = curve[-1]
+    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
+    if baseline is None or last.recent_loss is None or half.recent_loss is None:
+        return None
+    risen, above = last.recent_loss - half.recent_loss, last.recent_loss - baseline
+    return (risen if far or risen < -LEARNT * unit else max(risen, above)) / unit
+
+
+def pace(
+    curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0, unit: float = 1.0
+) -> float | None:
     """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
 
     Measured over the second half of the trial, on means over training batches, because one batch's own
@@ -121,7 +160,8 @@ def pace(curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: i
     half = min(curve, key=lambda each: abs(each.step - last.step / 2))
     if unigram_entropy is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
-    start, before, now = (loss - unigram_entropy for loss in (first.loss, half.recent_loss, last.recent_loss))
+    losses = (first.loss, half.recent_loss, last.recent_loss)
+    start, before, now = ((loss - unigram_entropy) / unit for loss in losses)
     if start < BEGUN or now < ARRIVED * start:
         return None
     steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
@@ -162,15 +202,15 @@ def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
 
 
 def _by_loss(
-    curve: Sequence[ForecastStep], unigram_entropy: float | None, margins: Mapping[str, float]
+    curve: Sequence[ForecastStep], unigram_entropy: float | None, unit: float, margins: Mapping[str, float]
 ) -> Decision:
     """Decide by the loss alone, where no stack was read: slow, stuck at the unigram entropy, or undecided."""
     last = curve[-1]
     said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
     if unigram_entropy is not None and last.step >= LONG:
         before = min(curve, key=lambda step: abs(step.step - last.step // 2))
-        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT
-        if arrived and before.loss - last.loss < LEARNT:
+        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT * unit
+        if arrived and before.loss - last.loss < LEARNT * unit:
             fall = before.loss - last.loss
             return Decision("plateau", f"{said}, {fall:.2f} less than after {before.step}", score=-LEARNT)
     if margins.get("pace", 0.0) < 0:
@@ -178,13 +218,8 @@ def _by_loss(
     return Decision("undecided", f"{said}, which decides nothing yet")
 
 
-def _by_margins(
-    curve: Sequence[ForecastStep], margins: Mapping[str, float], score: float | None, tokens: bool
-) -> Decision:
+def _by_margins(curve: Sequence[ForecastStep], margins: Mapping[str, float], score: float | None) -> Decision:
     last, diversity = curve[-1], last_diversity(curve[-1])
-    if not tokens:
-        said = f"{_figures(curve)}: no collapse; without token ids nothing more follows from it"
-        return Decision("undecided", said)
     if last.step < FEW:
         return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
     if diversity < PARTED and "pull" not in margins:
@@ -202,6 +237,36 @@ def _by_margins(
         return _slow(curve, margins["pace"])
     also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
+
+
+def _by_agreement(
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: float | None
+) -> Decision:
+    """Decide a run on measured values, such as images or series: do batches agree on what to learn?
+
+    Its tokens differ from the start, and its loss starts near that of a constant output.
+    """
+    last = curve[-1]
+    if baseline is None or "pull" not in margins:
+        said = f"{_figures(curve)}: no collapse; without token ids nothing more follows from it"
+        return Decision("undecided", said)
+    if last.step < FEW:
+        return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
+    score = max(WORST, min(margin for name, margin in margins.items() if name != "life"))
+    mean = margins["pull"] * 2 * SHARED + SHARED
+    scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
+    if margins["pull"] < 0:
+        losses = f"loss {last.loss:.3g} after {last.step} steps"
+        return Decision(
+            "plateau", f"{losses}, and batches do not agree on what to learn {scores}", score=score
+        )
+    if margins.get("held", 0.0) < 0:
+        losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
+        said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
+        return Decision("plateau", said, score=score)
+    if score < 0:
+        return _slow(curve, score)
+    return Decision("trains", f"{_unharmed(curve)}, and batches agree on what to learn {scores}", score=score)
 
 
 def _slow(curve: Sequence[ForecastStep], margin: float) -> Decision:

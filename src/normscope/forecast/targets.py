@@ -22,15 +22,19 @@ from normscope.forecast.entropy import GROUPS, estimate
 from normscope.forecast.evaluator import same
 from normscope.nn.output import IGNORED
 from normscope.subjects import Batch, Subject, untouched
-from normscope.subjects.feed import tensors_in
+from normscope.subjects.feed import is_of_tokens, tensors_in
 from normscope.subjects.targets import num_random_ids
 from normscope.train import endless
 
-EARLY_BATCHES, MOST_BATCHES = 16, 64
-"""Batches whose targets are counted: the early ones where they are enough, else up to all."""
+NUMBERS_OF_BATCHES = (16, 64, 256, 512)
+"""Numbers of batches whose targets are counted, until the entropy is known to `LARGEST_ERROR`."""
 MOST_TARGETS = 2**20
-LARGEST_ERROR = 0.05
-"""Largest error of the entropy, in nats; half of the margin that means "trains"."""
+LARGEST_ERROR, ROUGH_ERROR = 0.05, 0.15
+"""Errors of the entropy, in nats, at which no more batches are read, and above which it stays unknown.
+
+The first is half of the margin that means "trains". The second is under a tenth of the distance from the
+first loss to the entropy, which the pace is measured on: 1.5 nats or more for a vocabulary of thousands.
+"""
 TOLERANCE = 0.05
 """Largest difference in nats between the loss and the mean cross-entropy of the targets that were found."""
 
@@ -198,9 +202,9 @@ def targets_entropy(subject: Subject) -> float:
     Raises:
         NoTargetsError: the loss is no cross-entropy, or the batches hold random ids.
         UnknownEntropyError: the targets are not in the batches, the loss is not their mean, or they are too
-            few to know the entropy to `LARGEST_ERROR`.
+            few to know the entropy to `ROUGH_ERROR`.
     """
-    if num_random_ids(subject.batch) is not None:
+    if is_of_tokens(subject.batch) and num_random_ids(subject.batch) is not None:
         raise NoTargetsError("the ids look random")
     batches = list(itertools.islice(endless(subject.batches), 2))
     with measuring(subject.model):
@@ -215,9 +219,11 @@ def targets_entropy(subject: Subject) -> float:
             continue
         result = estimate(found)
         if result.error <= LARGEST_ERROR:
-            return result.value
+            return float(result.value)
         count, error = sum(map(len, found)), f"{result.error:.3f} nats"
-        said = f"{count} targets show it only to {error}, and {LARGEST_ERROR:g} are needed"
+        said = f"{count} targets show it only to {error}, and {ROUGH_ERROR:g} are needed"
+    if len(found) >= GROUPS and result.error <= ROUGH_ERROR:
+        return float(result.value)
     raise UnknownEntropyError(said)
 
 
@@ -233,12 +239,12 @@ def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
 
 
 def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
-    """The sequences of targets in the first `EARLY_BATCHES` batches, then in all that are read."""
+    """The sequences of targets in the first batches, for each of `NUMBERS_OF_BATCHES`, then in all."""
     found: list[np.ndarray] = []
-    for number, batch in enumerate(itertools.islice(endless(subject.batches), MOST_BATCHES)):
+    for number, batch in enumerate(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[-1])):
         if number and same(batch, subject.batch):
             break  # from here on the batches repeat
-        if number == EARLY_BATCHES:
+        if number in NUMBERS_OF_BATCHES:
             yield found
         found += place.sequences(batch)
         if sum(map(len, found)) >= MOST_TARGETS:

@@ -14,7 +14,7 @@ from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Subject
-from normscope.subjects.feed import tensors_in
+from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy
 from normscope.train import Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
 
@@ -46,8 +46,14 @@ class WatchedTrial:
     @property
     def decision(self) -> Decision:
         """The decision from the measurements so far."""
-        entropy, warmup = self.subject.unigram_entropy, self.config.warmup
-        return decide(self.curve, entropy, tokens=self._fed_tokens, warmup=warmup)
+        subject = self.subject
+        return decide(
+            self.curve,
+            subject.baseline.loss,
+            unit=subject.baseline.unit,
+            tokens=fed_tokens(subject),
+            warmup=self.config.warmup,
+        )
 
     def measure(
         self,
@@ -66,7 +72,8 @@ class WatchedTrial:
         evaluator = Evaluator(self.subject, self.anatomy, self.model)
         recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
-        deep = self._fed_tokens and step >= self.config.steps and math.isfinite(loss)
+        judged = fed_tokens(self.subject) or self.subject.baseline.loss is not None
+        deep = judged and step >= self.config.steps and math.isfinite(loss)
         coherence, aligned = None, None
         if deep:
             batches = itertools.islice(endless(self.subject.batches), self.batches)
@@ -101,13 +108,11 @@ class WatchedTrial:
         last = self.curve[-1]
         return last.step >= TRANSIENT and bool(last.diversity) and last_diversity(last) <= DEAD
 
-    @property
-    def _fed_tokens(self) -> bool:
-        """Whether the batches are token ids, so that batches share something to learn."""
-        if self.subject.unigram_entropy is not None and not self.subject.has_own_batches:
-            return True
-        first = next(iter(tensors_in(self.subject.batch)), None)
-        return first is not None and not first.is_floating_point() and not first.is_complex()
+
+def fed_tokens(subject: Subject) -> bool:
+    """Whether the batches are token ids, so that batches share something to learn."""
+    known = subject.unigram_entropy is not None and not subject.has_own_batches
+    return known or is_of_tokens(subject.batch)
 
 
 def train_copies(

@@ -46,6 +46,8 @@ def forecast_in_words(forecast: Forecast) -> str:
         words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
         if forecast.unigram_entropy is not None:
             words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
+        elif forecast.best_constant is not None:
+            words += f" (best constant output {figure(forecast.best_constant)})"
         for stack, value in last.diversity.items():
             if stack in first.diversity:
                 words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"

@@ -207,6 +207,12 @@ def tensors_in(batch: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
+def is_of_tokens(batch: Any) -> bool:
+    """Whether the first tensor of a batch, which the model reads, holds ids and no measured values."""
+    first = next(iter(tensors_in(batch)), None)
+    return first is not None and not first.is_floating_point() and not first.is_complex()
+
+
 def fingerprint(batches: Iterable[Batch]) -> str:
     """A hash of the values in some batches; equal texts, cut in the same way, have equal hashes."""
     digest = hashlib.sha256()

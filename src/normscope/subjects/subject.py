@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -20,6 +20,24 @@ LOSS_INPUTS = "loss inputs"
 
 LossFn = Callable[[Any, Batch], Tensor]
 """`loss_fn(output, batch)` gives a scalar tensor."""
+
+
+class Baseline(NamedTuple):
+    """The best loss of a model that ignores its input, None if unknown, and the unit of comparisons.
+
+    The unit is 1 nat for cross-entropies, and for other losses the baseline itself, because their size has no
+    meaning.
+    """
+
+    loss: float | None
+    unit: float = 1.0
+
+    @classmethod
+    def of(cls, entropy: float | None, best_constant: float | None) -> "Baseline":
+        """The baseline of targets with this entropy, or else of the best constant output."""
+        if entropy is not None or best_constant is None:
+            return cls(entropy)
+        return cls(best_constant, best_constant)
 
 
 class Batches(Protocol):
@@ -46,6 +64,8 @@ class Subject:
         input: description of the input, for the report.
         unigram_entropy: entropy in nats of the targets' frequencies (tokens, or classes of real images):
             the best loss of a model that ignores its input; None if targets are random or not ids.
+        best_constant: loss of the best constant output, the same for a loss that is no cross-entropy; None if
+            it is unknown.
         notes: remarks for the reader of the report ("a single batch is repeated").
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
         run: the user's own optimizer, schedule, clipping and precision; None if options set them.
@@ -64,6 +84,12 @@ class Subject:
     validation: Batches | None = None
     run: Run | None = None
     has_own_batches: bool = False
+    best_constant: float | None = None
+
+    @property
+    def baseline(self) -> Baseline:
+        """The loss to beat."""
+        return Baseline.of(self.unigram_entropy, self.best_constant)
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` replaces the model by a copy."""

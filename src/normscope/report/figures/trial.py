@@ -85,6 +85,9 @@ def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
             "ignores the context."
         )
         about += "" if text is None else f" That of the whole text is {figure(text, 3)}."
+    elif text is None and forecast.best_constant is not None:
+        level = (forecast.best_constant, "constant")
+        about = "Dashed: loss of the best constant output, which ignores the input."
     elif text is None:
         about = "Loss on the batches."
     else:

@@ -1,0 +1,128 @@
+"""Loss of the best constant output, for losses that are no cross-entropy: the baseline of a regression.
+
+The loss is evaluated on outputs that are the same for every input, and minimised over them. That takes no
+forward of the model beyond the first, and it holds for any loss of one output: squared, absolute, Huber.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from normscope.anatomy import measuring
+from normscope.forecast.evaluator import same
+from normscope.forecast.targets import NoTargetsError, UnknownEntropyError
+from normscope.subjects import Batch, Subject
+from normscope.subjects.feed import tensors_in
+from normscope.train import endless
+
+FEWEST, MOST_BATCHES = 8, 64
+"""Batches from which the constant is found."""
+MOST_VALUES = 2**22
+"""Values of the output, over all batches, from which no further batch is read."""
+WIDEST = 4096
+"""Largest size of the output's last axis: the constant has a value for each place on it."""
+LARGEST_SHARE = 0.1
+"""Largest error of the baseline, as a share of it: the margin that means "trains"."""
+
+_SUM = 1e-4  # sum of a row's gradient, as a share of its size, below which a loss is one of a softmax
+
+
+def best_constant(subject: Subject) -> float:
+    """The least mean loss of an output that is the same at every place, on the user's own batches.
+
+    The output has one value for each place on its last axis.
+
+    Raises:
+        NoTargetsError: the loss is one of a softmax, or does not read exactly one floating-point output.
+        UnknownEntropyError: too few batches, or a loss that is not above 0 or differs much between them.
+    """
+    with measuring(subject.model):
+        at, width = _losses_of(subject)
+    batches = list(_batches(subject))
+    if len(batches) < FEWEST:
+        raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
+    constant = torch.zeros(width, requires_grad=True)
+    search = torch.optim.LBFGS([constant], max_iter=50, line_search_fn="strong_wolfe")
+
+    def mean() -> Tensor:
+        search.zero_grad()
+        loss = sum((at(constant, batch) for batch in batches), torch.zeros(())) / len(batches)
+        loss.backward()
+        return loss
+
+    search.step(mean)
+    with torch.no_grad():
+        losses = torch.stack([at(constant, batch) for batch in batches]).double()
+    return _value(losses)
+
+
+def _value(losses: Tensor) -> float:
+    """The mean of the losses (N,) of the best constant; UnknownEntropyError if it is no baseline."""
+    value = float(losses.mean())
+    if not (math.isfinite(value) and value > 0):
+        raise UnknownEntropyError(f"the best constant output has a loss of {value:.3g}, expected one above 0")
+    error = 2 * float(losses.std()) / math.sqrt(len(losses)) / value
+    if error > LARGEST_SHARE:
+        raise UnknownEntropyError(
+            f"{len(losses)} batches show the loss of the best constant output only to {100 * error:.0f} %, "
+            f"and {100 * LARGEST_SHARE:.0f} % are needed"
+        )
+    return value
+
+
+def _losses_of(subject: Subject) -> tuple[Callable[[Tensor, Batch], Tensor], int]:
+    """The loss of a constant (D,) in place of the output that the loss reads, and D."""
+    loss_fn = subject.loss_fn
+    assert loss_fn is not None
+    with torch.no_grad():
+        output = subject.forward()
+    leaves, structure = pytree.tree_flatten(output)
+    floats = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim]
+    for index in floats:
+        leaves[index] = leaves[index].detach().float().requires_grad_()
+    with torch.enable_grad():
+        loss = loss_fn(pytree.tree_unflatten(leaves, structure), subject.batch)
+    if not loss.requires_grad:
+        raise NoTargetsError("the loss does not depend on the model's output")
+    gradients = torch.autograd.grad(loss, [leaves[i] for i in floats], allow_unused=True)
+    read = [(i, each) for i, each in zip(floats, gradients, strict=True) if each is not None]
+    if len(read) != 1:
+        raise NoTargetsError("the loss reads several outputs")
+    ((place, gradient),) = read
+    shape = gradient.shape
+    if shape[-1] > WIDEST or _is_of_softmax(gradient):
+        raise NoTargetsError("the loss is a cross-entropy")
+
+    def at(constant: Tensor, batch: Batch) -> Tensor:
+        changed = [*leaves[:place], constant.to(gradient.device).expand(shape), *leaves[place + 1 :]]
+        with torch.enable_grad():
+            found: Tensor = loss_fn(pytree.tree_unflatten(changed, structure), batch)
+        return found.float().cpu()
+
+    return at, shape[-1]
+
+
+def _is_of_softmax(gradient: Tensor) -> bool:
+    """Whether a constant that is added to a row of the output (…, D) leaves the loss as it is."""
+    sums, sizes = gradient.sum(-1).abs(), gradient.abs().sum(-1)
+    return gradient.shape[-1] > 1 and bool((sums <= _SUM * sizes).all()) and bool(sizes.any())
+
+
+def _batches(subject: Subject) -> Iterator[Batch]:
+    """The first batches, as long as they do not repeat; without those of another shape than the first."""
+    first, values = _shapes(subject.batch), 0
+    for number, batch in enumerate(itertools.islice(endless(subject.batches), MOST_BATCHES)):
+        if (number and same(batch, subject.batch)) or values > MOST_VALUES:
+            return
+        if _shapes(batch) == first:
+            values += max((tensor.numel() for tensor in tensors_in(batch)), default=0)
+            yield batch
+
+
+def _shapes(batch: Any) -> Sequence[torch.Size]:
+    return [tensor.shape for tensor in tensors_in(batch)]

@@ -1,0 +1,108 @@
+"""The rule on measured values (images, series), and on losses that are no cross-entropy."""
+
+import dataclasses
+import random
+
+import pytest
+
+from normscope.forecast.record import ForecastStep
+from normscope.forecast.rule import SHARED, decide
+
+Curve = list[ForecastStep]
+
+
+def seen(first: float, recent: tuple[float, float], diversity: float, coherence: float | None) -> Curve:
+    """A trial of 36 steps, with these mean losses half way and at the end."""
+    half, last = recent
+    return [
+        ForecastStep(0, None, first, {"vision": 0.9}),
+        ForecastStep(18, half, half, {"vision": diversity}, recent_loss=half),
+        ForecastStep(36, last, last, {"vision": diversity}, coherence, alignment=0.0, recent_loss=last),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("curve", "baseline", "outcome"),
+    [
+        # measured: ladders that the rule was set on, and what 300 steps gave
+        (seen(2.31, (2.297, 2.286), 0.9, 0.771), 2.304, "trains"),  # Pre-LN on digits, 5e-5: 1.8
+        (seen(2.30, (2.298, 2.299), 0.9, 0.386), 2.299, "trains"),  # layer scale on digits, 5e-5: 2.0
+        (seen(3.02, (1.203, 0.934), 4e-3, 0.623), 0.998, "trains"),  # Post-LN on a series, 5e-5: 0.24
+        (seen(3.02, (1.022, 0.956), 2e-12, 0.032), 0.998, "collapses"),  # the same at 5e-3: 0.99
+        (seen(2.37, (2.339, 2.330), 0.8, 0.472), 2.303, "plateau"),  # ViT on digits, 5e-3: 2.28
+        (seen(2.30, (2.269, 2.291), 0.9, 0.210), 2.299, "plateau"),  # layer scale on digits, 5e-3: 2.29
+        (seen(2.36, (2.327, 2.312), 1.0, 0.397), 2.300, "trains"),  # DeepNorm on digits, 5e-5: 2.11
+        # made up
+        (seen(4.50, (3.3, 2.9), 0.9, 0.5), 2.304, "trains"),  # it starts far above the baseline, and falls
+        (seen(4.50, (3.95, 3.9), 0.9, 0.5), 2.304, "slow"),
+        (seen(4.50, (3.2, 3.25), 0.9, 0.5), 2.304, "plateau"),
+        (seen(9.50, (5.2, 5.25), 0.9, 0.5), 2.304, "plateau"),  # it has far to go, and its loss rises
+        (
+            seen(2.31, (2.305, 2.303), 0.9, 0.02),
+            2.304,
+            "plateau",
+        ),  # labels that have nothing to do with the images
+        (seen(2.31, (2.305, 1.9), 0.9, 0.02), 2.304, "trains"),  # it has learnt already
+        (seen(2.31, (2.305, 2.303), 0.9, None), 2.304, "undecided"),
+        (seen(2.31, (2.305, 2.303), 0.9, 0.9), None, "undecided"),
+    ],
+)
+def test_batches_of_values_that_agree_train(curve: Curve, baseline: float | None, outcome: str) -> None:
+    said = decide(curve, baseline, tokens=False)
+    assert said.outcome == outcome
+    assert (said.score is None) == (outcome == "undecided")
+    if said.score is not None:
+        assert (said.score > 0) == (outcome == "trains")
+
+
+def test_a_few_steps_decide_nothing() -> None:
+    short = [dataclasses.replace(step, step=step.step // 4) for step in seen(2.31, (2.3, 2.3), 0.9, 0.9)]
+    assert decide(short, 2.304, tokens=False).outcome == "undecided"
+
+
+def test_the_score_grows_with_the_agreement_and_changes_its_sign_where_the_outcome_does() -> None:
+    shares = [SHARED * k / 10 for k in range(1, 30) if k != 10]
+    said = [decide(seen(2.31, (2.305, 2.303), 0.9, share), 2.304, tokens=False) for share in shares]
+    scores = [each.score for each in said]
+    assert None not in scores
+    assert scores == sorted(scores)  # type: ignore[type-var]
+    assert [each.outcome for each in said] == ["plateau"] * 9 + ["trains"] * 19
+
+
+def in_units(curve: Curve, unit: float) -> Curve:
+    def times(loss: float | None) -> float | None:
+        return None if loss is None else unit * loss
+
+    return [
+        dataclasses.replace(
+            each,
+            loss=unit * each.loss,
+            train_loss=times(each.train_loss),
+            recent_loss=times(each.recent_loss),
+        )
+        for each in curve
+    ]
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_the_unit_of_a_loss_changes_nothing(tokens: bool) -> None:
+    dice = random.Random(0)
+    outcomes = set()
+    for _ in range(300):
+        first, half = dice.uniform(0.9, 3), dice.uniform(0.7, 1.5)
+        curve = seen(
+            first, (half, half * dice.uniform(0.7, 1.1)), 10 ** dice.uniform(-7, 0), dice.random() / 2
+        )
+        ahead = dice.choice([None, dice.uniform(0.7, 1.3)])
+        plain = decide(curve, 1.0, tokens=tokens, ahead=ahead)
+        for unit in (2.0**-10, 2.0**13):
+            scaled = decide(
+                in_units(curve, unit),
+                unit,
+                unit=unit,
+                tokens=tokens,
+                ahead=None if ahead is None else unit * ahead,
+            )
+            assert (scaled.outcome, scaled.score) == (plain.outcome, pytest.approx(plain.score))
+        outcomes.add(plain.outcome)
+    assert {"trains", "slow" if tokens else "plateau"} <= outcomes
