@@ -169,7 +169,7 @@ def test_batches_that_repeat_are_counted_once() -> None:
 
 
 def test_more_batches_are_read_until_the_entropy_is_known() -> None:
-    """Of a vocabulary of thousands, 64 small batches do not show the entropy."""
+    """The entropy of a vocabulary of thousands needs more than 64 small batches."""
     shares = 1 / torch.arange(1.0, 3001)
     shares /= shares.sum()
     entropy = float(-(shares * shares.log()).sum())
