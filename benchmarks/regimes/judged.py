@@ -44,4 +44,4 @@ def _ladder(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _said(rung: Forecast) -> dict[str, Any]:
     found = rung.to_dict()
-    return {key: found[key] for key in ("outcome", "reason", "score")}
+    return {key: found[key] for key in ("outcome", "reason", "score", "certainty")}

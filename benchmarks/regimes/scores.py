@@ -18,13 +18,12 @@ from typing import Any
 from benchmarks.process import records_of, wilson
 from benchmarks.regimes.judged import judge
 from benchmarks.regimes.truth import EVERY, REPLICAS
+from normscope.forecast.record import SURE
 
 STEPS = 300
 """Steps of a run with whose time a forecast's is compared."""
 NEAR = 1.5
 """Largest factor between two learning rates that count as the same."""
-SURE = 0.9
-"""Certainty from which a forecast is sure, that a run trains or that it does not."""
 BINS = 10
 KNOWN = ("trains", "needs-warmup", "collapses", "plateau", "diverges", "slow")
 """Outcomes that predict; the others leave it open."""

@@ -180,6 +180,7 @@ def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatc
         ladder = laddered(Tiny(depth=1), [1e-4, 1e-3], lr=1e-3)
         assert [rung.outcome for rung in ladder.rungs] == [outcome, "trains"]
         assert (ladder.rungs[0].score > 0) == (outcome == "trains")
+        assert (ladder.rungs[0].certainty > 0.5) == (outcome == "trains")
 
 
 def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:

@@ -28,9 +28,10 @@ from normscope.forecast import (
     mean_cross_entropy,
     rates_around,
 )
+from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
+from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, fed_tokens, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
@@ -407,6 +408,9 @@ class Following(Counting):
             self.check.subject.unigram_entropy,
             tuple(self.curve),
             decision.score,
+            self.check.subject.best_constant,
+            fed_tokens(self.check.subject),
+            certainty(decision, self.curve),
         )
 
     def _tell(self, words: str, done: int) -> None:

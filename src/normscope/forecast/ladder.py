@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.best_rate import best_rate
+from normscope.forecast.certainty import certainty
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -170,7 +171,13 @@ def judged_again(rung: Forecast, ahead: float | None = None) -> Forecast:
         warmup=rung.warmup,
         ahead=ahead,
     )
-    return dataclasses.replace(rung, outcome=decision.outcome, reason=decision.reason, score=decision.score)
+    return dataclasses.replace(
+        rung,
+        outcome=decision.outcome,
+        reason=decision.reason,
+        score=decision.score,
+        certainty=certainty(decision, rung.curve),
+    )
 
 
 def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:

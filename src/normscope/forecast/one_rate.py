@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
+from normscope.forecast.certainty import certainty
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import Progress, fed_tokens, train_copies
@@ -123,6 +124,7 @@ def as_forecast(
         decision.score,
         subject.best_constant,
         fed_tokens(subject),
+        certainty(decision, curve),
     )
 
 

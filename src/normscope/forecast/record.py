@@ -10,6 +10,10 @@ Outcome = Literal[
 ]
 
 
+SURE = 0.9
+"""Probability of either result from which a forecast is sure."""
+
+
 @dataclass(frozen=True)
 class ForecastStep:
     """One measurement after `step` optimiser steps, in eval mode on the fixed batch unless said otherwise.
@@ -55,6 +59,7 @@ class Forecast:
             unknown. Compare scores only between forecasts on the same text, as for changes to one model.
         best_constant: loss of the best constant output, for a loss that is no cross-entropy; None if unknown.
         tokens: whether the model is fed token ids.
+        certainty: probability from 0 to 1 that the run trains; None if the outcome leaves it open.
     """
 
     outcome: Outcome
@@ -68,6 +73,7 @@ class Forecast:
     score: float | None = None
     best_constant: float | None = None
     tokens: bool = True
+    certainty: float | None = None
 
     @property
     def baseline(self) -> Baseline:
@@ -84,9 +90,14 @@ class Forecast:
         """Whether the run does not train, however long it takes."""
         return self.outcome in ("collapses", "plateau", "diverges")
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether the forecast is sure, that the run trains or that it does not."""
+        return self.certainty is not None and max(self.certainty, 1 - self.certainty) >= SURE
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
-        names = "outcome reason optimizer lr warmup steps unigram_entropy best_constant score"
+        names = "outcome reason optimizer lr warmup steps unigram_entropy best_constant score certainty"
         plain = {name: getattr(self, name) for name in names.split()}
         return plain | {"curve": [vars(step) for step in self.curve]}
 

@@ -116,7 +116,7 @@ def _margins(
     seen = [pulled for pulled in map(pull, curve) if pulled is not None]
     mean = sum(seen) / len(seen) if seen else 0.0
     if curve[-1].diversity:
-        margins["life"] = math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
+        margins["life"] = life(curve)
         if seen and not tokens:
             margins["pull"] = (mean - SHARED) / (2 * SHARED)
         elif seen and last_diversity(curve[-1]) < PARTED:
@@ -130,6 +130,11 @@ def _margins(
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
+
+
+def life(curve: Sequence[ForecastStep]) -> float:
+    """Decades that the diversity, as it sinks, is above the least that runs recover from, halved."""
+    return math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
 
 
 def rise(

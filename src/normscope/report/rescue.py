@@ -24,12 +24,12 @@ _FIGURES = ("loss", "diversity")
 
 def ladder_table(ladder: LadderForecast) -> Table:
     """A row for each learning rate: its outcome, and loss and diversity at the end of its trial."""
-    table = figure_table("rate", "outcome", *_FIGURES, figures=_FIGURES)
+    table = figure_table("rate", "outcome", "probability", *_FIGURES, figures=("probability", *_FIGURES))
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
         note = Text(" largest that trains", style="dim") if here else Text("")
-        table.add_row(rate, _coloured(rung.outcome) + note, *last_figures(rung))
+        table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), *last_figures(rung))
     return table
 
 
@@ -95,6 +95,11 @@ def outcome_class(outcome: str) -> str:
 
 def _coloured(word: str) -> Text:
     return Text(word, style=_COLOURS[outcome_class(word)])
+
+
+def probability(forecast: Forecast) -> str:
+    """The probability that the run trains."""
+    return NOTHING if forecast.certainty is None else f"{forecast.certainty:.2f}"
 
 
 def last_figures(forecast: Forecast) -> tuple[str, str]:

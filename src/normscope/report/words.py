@@ -37,10 +37,11 @@ def stack_in_words(stack: Stack) -> str:
 
 
 def forecast_in_words(forecast: Forecast) -> str:
-    """The trial: "adamw at 0.0003, 20 steps → trains; loss 5.5 → 3.5"."""
+    """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss 5.5 → 3.5"."""
     words = f"{forecast.optimizer} at {forecast.lr:g}"
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
+    words += f" ({certainty_in_words(forecast)})" if forecast.certainty is not None else ""
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
         words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
@@ -52,6 +53,14 @@ def forecast_in_words(forecast: Forecast) -> str:
             if stack in first.diversity:
                 words += f"; diversity of {stack} {figure(first.diversity[stack])} → {figure(value)}"
     return words
+
+
+def certainty_in_words(forecast: Forecast) -> str:
+    """The probability that the run trains: "probability of training 0.97"; "" if it is unknown."""
+    if forecast.certainty is None:
+        return ""
+    said = f"probability of training {forecast.certainty:.2f}"
+    return said if forecast.is_sure else f"{said}, not sure"
 
 
 def criterion_in_words(word: str, unigram_entropy: float | None) -> str:

@@ -189,6 +189,7 @@ def _strip(rungs: Sequence[Forecast], values: Sequence[float], across: Scale, na
         css = f"outcome {outcome_class(rung.outcome)}"
         parts.append(svg.rect(left + 0.5, UPPER, right - left - 1, STRIP, css))
         head = f"{TITLES.get(rung.optimizer, rung.optimizer)} at {rung.lr:g}: {rung.outcome}"
+        head += "" if rung.certainty is None else f", probability {rung.certainty:.2f}"
         area = (left, UPPER, right - left, HEIGHT - UPPER - LOWER)
         parts.append(svg.hit(*area, head, f"{name}  {figure(value, 5)}", rung.reason))
     return parts

@@ -1,0 +1,106 @@
+"""The probability that a run trains: its limits, its place in the report, and the fit of its weights."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.regimes import certainty as fitting
+from normscope.forecast.certainty import ALIVE, WEIGHTS, certainty, features
+from normscope.forecast.record import SURE, Forecast, ForecastStep
+from normscope.forecast.rule import SUNK, WORST, Decision
+from normscope.report.rescue import probability
+from normscope.report.words import certainty_in_words, forecast_in_words
+
+
+def curve(diversity: float | None) -> list[ForecastStep]:
+    return [ForecastStep(36, 3.0, 3.0, {} if diversity is None else {"x": diversity})]
+
+
+def chance(score: float | None, diversity: float | None = 0.1, outcome: str = "trains") -> float | None:
+    return certainty(Decision(outcome, "", score=score), curve(diversity))  # type: ignore[arg-type]
+
+
+def test_it_grows_with_the_score_and_with_the_diversity() -> None:
+    by_score = [chance(score) for score in np.linspace(WORST, -WORST, 31)]
+    by_life = [chance(0.3, diversity) for diversity in SUNK * 10 ** np.linspace(-2 * ALIVE, 2 * ALIVE, 31)]
+    for found in (by_score, by_life):
+        assert None not in found
+        assert found == sorted(set(found))  # type: ignore[type-var]
+    assert by_score[0] < 1 - SURE < SURE < by_score[-1]  # type: ignore[operator]
+
+
+def test_beyond_the_limits_nothing_changes() -> None:
+    assert chance(WORST) == chance(10 * WORST)
+    assert chance(-WORST) == chance(-10 * WORST)
+    assert chance(0.3, SUNK * 10 ** (2 * ALIVE)) == chance(0.3, 1.0)
+    assert chance(0.3, SUNK * 10 ** (-2 * ALIVE)) == chance(0.3, 1e-14)
+    assert features(0.3, curve(None))[2] == 0.0, "no stack was read"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "score"), [("undecided", 1.0), ("not measured", 1.0), ("diverges", None)]
+)
+def test_what_is_open_has_none(outcome: str, score: float | None) -> None:
+    assert chance(score, outcome=outcome) is None
+
+
+def test_the_report_shows_it() -> None:
+    said = Forecast("trains", "", "adamw", 1e-3, 0, 36, 3.0, tuple(curve(0.1)), score=1.0, certainty=0.953)
+    assert said.is_sure
+    assert "36 steps → trains (probability of training 0.95)" in forecast_in_words(said)
+    assert said.to_dict()["certainty"] == 0.953
+    assert probability(said) == "0.95"
+    for value in (0.11, 0.5, 0.89):
+        doubtful = dataclasses.replace(said, certainty=value)
+        assert not doubtful.is_sure
+        assert certainty_in_words(doubtful) == f"probability of training {value:.2f}, not sure"
+    assert dataclasses.replace(said, certainty=0.02).is_sure
+    unknown = dataclasses.replace(said, certainty=None)
+    assert certainty_in_words(unknown) == ""
+    assert "probability" not in forecast_in_words(unknown)
+
+
+def test_the_fit_finds_the_weights_that_made_the_cells() -> None:
+    dice = np.random.default_rng(0)
+    scores, alive = dice.uniform(-3, 3, 4000), dice.uniform(-2, 2, 4000)
+    rows = np.stack([np.ones(4000), scores, alive], 1)
+    shares = (dice.random(4000) < fitting.probability(rows, np.array(WEIGHTS))).astype(float)
+    assert fitting.fit(rows, shares) == pytest.approx(np.array(WEIGHTS), abs=0.2)
+    names = np.array([f"ladder {k % 5}" for k in range(4000)])
+    chances = fitting.left_out(rows, shares, names)
+    assert 0 < ((chances - shares) ** 2).mean() < 0.12
+    assert "from 4000 cells of 5 ladders" in fitting.words(rows, shares, names)
+
+
+def test_a_ladder_is_not_judged_by_weights_that_saw_it() -> None:
+    """One ladder is the opposite of the others: left out, it is all wrong."""
+    rows = np.stack([np.ones(40), np.tile([-2.0, 2.0], 20), np.zeros(40)], 1)
+    shares, names = np.tile([0.0, 1.0], 20), np.repeat(["a", "b"], [36, 4])
+    shares[36:] = 1 - shares[36:]
+    chances = fitting.left_out(rows, shares, names)
+    assert ((chances[36:] > 0.5) != (shares[36:] > 0.5)).all()
+
+
+def test_cells_have_the_share_of_their_replicas() -> None:
+    steps = [
+        {"step": step, "train_loss": 3.0, "loss": 3.0, "diversity": {"x": 0.1}, "recent_loss": 3.0}
+        for step in (0, 18, 36)
+    ]
+    record = {
+        "case": "a: x",
+        "lr": 1e-3,
+        "outcome": "trains",
+        "reason": "",
+        "optimizer": "adam",
+        "warmup": 0,
+        "steps": 36,
+        "unigram_entropy": 4.0,
+        "score": 0.1,
+        "curve": steps,
+    }
+    runs = [{"case": "a: x", "lr": 1e-3, "trains": trains} for trains in (True, False, True)]
+    rows, shares, names = fitting.cells(runs, [record, record | {"case": "a: not trained"}])
+    assert shares == pytest.approx([2 / 3])
+    assert rows[0][0] == 1
+    assert list(names) == ["a: x"]
