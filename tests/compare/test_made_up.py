@@ -148,3 +148,47 @@ def test_a_conversion_that_forgets_the_biases_is_a_difference_beside_another(kin
             parameter.copy_(given[name])
     found = compared(a, b).of(Part.FUNCTION)
     assert {"activation", wrong} <= {each.name for each in found}
+
+
+class Raised(nn.RMSNorm):
+    """RMSNorm that multiplies by 1 + w."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+
+
+class Sandwich(nn.Module):
+    """A block with norms before and behind each branch; the one behind the attention may be left unused."""
+
+    def __init__(self, norm: type[nn.RMSNorm], *, leaves_out: bool) -> None:
+        super().__init__()
+        o = Options(rotary="halves")
+        self.attention, self.feed = made.Attention(o), made.FeedForward(o)
+        self.norms, self.leaves_out = nn.ModuleList(norm(WIDTH, 1e-6) for _ in range(4)), leaves_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third, fourth = self.norms
+        y = self.attention(first(x))
+        x = x + (y if self.leaves_out else second(y))
+        return x + fourth(self.feed(third(x)))
+
+
+def sandwiches(norm: type[nn.RMSNorm], *, leaves_out: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    blocks = (Sandwich(norm, leaves_out=leaves_out) for _ in range(2))
+    return nn.Sequential(nn.Embedding(made.VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, made.VOCABULARY))
+
+
+@torch.no_grad()
+def test_the_values_of_a_weight_that_one_side_leaves_unused_are_no_difference() -> None:
+    source, port = sandwiches(Raised), sandwiches(nn.RMSNorm, leaves_out=True)
+    for name, parameter in source.named_parameters():
+        if "norms" in name:
+            parameter.normal_(0.0, 0.3)
+    port.load_state_dict({n: v + 1 if "norms" in n else v for n, v in source.state_dict().items()})
+    found = compared(source, port)
+    assert [(each.part, each.name) for each in found.differences] == [
+        (Part.STRUCTURE, "placement"),
+        (Part.FUNCTION, "placement"),
+    ]
+    assert found.of(Part.FUNCTION)[0].is_first

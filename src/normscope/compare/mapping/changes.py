@@ -46,7 +46,8 @@ def changes(
     """The changes of all mapped weights, in B's order.
 
     A weight with the values of one of A that has no partner, or a guessed one, was not changed: it is used in
-    another place. So is one whose partner was guessed, with the values of any other weight of A.
+    another place. So is one whose partner was guessed, with the values of any other weight of A. The
+    values of a weight that A uses and B does not are no change: its use is the difference.
 
     Args:
         own: A's own weights in B's layout.
@@ -56,11 +57,16 @@ def changes(
     guesses = {source for name in own.guessed for source in own.made_from[name][0]}
     drawn = [h for h in a.held if not _is_constant(h.value)]
     spare = [h.value for h in drawn if h.name in own.only_a or h.name in guesses]
+    used = {h.name for h in a.held if h.nth is not None}
+    inside = {name for h in b.held for name in h.made_of}
+    unused = {h.name for h in b.held if h.nth is None and not h.made_of} - inside
     offsets = {h.name: p.offset for h in a.held for p in h.pieces if p.slot.kind == "gain"}
     for held in b.held:
         expected = own.values.get(held.name)
         sources = own.made_from.get(held.name, ((), ""))[0]
         if expected is None or not sources or expected.shape != held.value.shape:
+            continue
+        if held.name in unused and not used.isdisjoint(sources):
             continue
         others = [each.value for each in drawn] if held.name in own.guessed else spare
         if _is_close(expected, held.value) or any(_is_close(each, held.value) for each in others):
