@@ -1,5 +1,6 @@
 """Patches: each kind changes one forward and its gradients, and leaves the model as it was."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -242,6 +243,35 @@ def test_a_put_tensor_keeps_what_was_made_there() -> None:
         _, found = capture(subject.model, subject.forward, [site])
     assert torch.equal(found[site], put)
     assert torch.equal(applied.before[site], plain[site])
+
+
+@pytest.mark.parametrize(
+    ("view", "op", "nth"),
+    [
+        (lambda y: y.permute(1, 0, 2), "permute.default", 0),
+        (lambda y: y.transpose(0, 2), "transpose.int", 0),
+        (lambda y: y.permute(2, 0, 1), "permute.default", 0),
+        (lambda y: y.view(6, 4), "view.default", 0),
+        (lambda y: y.transpose(0, 1).transpose(1, 2), "transpose.int", 1),
+    ],
+)
+def test_a_tensor_whose_view_is_put_keeps_what_its_maker_gave_it(
+    view: Callable[[Tensor], Tensor], op: str, nth: int
+) -> None:
+    """Time-first blocks end with a sum whose transposed view the final norm reads: the sum stays as it was."""
+
+    class Viewed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return view(x + 1.0).clone()
+
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
+    made, kept = Site("", 0, "aten.add.Tensor", 0), view(x + 1.0)
+    model, site = Viewed(), Site("", 0, f"aten.{op}", nth)
+    with patched(model, tensors_at({site: torch.zeros_like(kept)})) as applied:
+        _, found = capture(model, lambda: model(x), [made, site])
+    assert not found[made].any()
+    assert torch.equal(applied.made(made, found[made]), x + 1.0)
+    assert torch.equal(applied.made(site, found[site]), kept)
 
 
 def test_a_parameter_and_an_input_are_never_overwritten() -> None:

@@ -80,9 +80,11 @@ class Applied:
     def made(self, site: Site, tensor: Tensor) -> Tensor:
         """The value that the maker of the tensor at a site gave it, also where a view of it was replaced."""
         for other, before in self.before.items():
-            is_same = other == site or self.replaced[other].data_ptr() == tensor.data_ptr() != 0
-            if is_same and before.numel() == tensor.numel():
+            replaced = self.replaced[other]
+            if other == site and before.numel() == tensor.numel():
                 return before.reshape(tensor.shape)
+            if _is_view_of_all(tensor, replaced) and before.stride() == replaced.stride():
+                return before.as_strided(tensor.shape, tensor.stride(), before.storage_offset())
         return tensor
 
 
@@ -243,6 +245,14 @@ class Inside:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _is_view_of_all(view: Tensor, tensor: Tensor) -> bool:
+    """Whether two tensors have the same numbers in memory, in any order of their axes, without gaps."""
+    if view.data_ptr() != tensor.data_ptr() or view.data_ptr() == 0 or view.numel() != tensor.numel():
+        return False
+    ends = [sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in (view, tensor)]
+    return ends == [view.numel() - 1] * 2
 
 
 class Ops(TorchDispatchMode):
