@@ -318,13 +318,17 @@ class Functions(nn.Module):
         x = self.tokens(ids) + self.where(torch.arange(t))
         for n in range(o.depth):
             w = {name[:-1]: p for name, p in self.named_parameters() if name.endswith(str(n))}
-            h = self.norms[2 * n](x)
+            x, h = self.normed(x, n)
             q, k, v = ((h @ w[f"w{i}"] + w[f"bw{i}"]).view(b, t, o.heads, -1).transpose(1, 2) for i in "qkv")
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + y.transpose(1, 2).reshape(b, t, -1) @ w["wo"] + w["bwo"]
             h = self.norms[2 * n + 1](x)
             x = x + F.gelu(h @ w["wu"] + w["bwu"]) @ w["wd"] + w["bwd"]
         return self.norms[-1](x) @ self.tokens.weight.T
+
+    def normed(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The residual around an attention, and what it reads."""
+        return x, self.norms[2 * n](x)
 
 
 def with_attention(kind: type[nn.Module], options: Options) -> nn.Module:

@@ -182,6 +182,23 @@ class NormedBoth(Block):
         return h + self.mlp(h)
 
 
+class NormedAlongFunctions(Functions):
+    """The residuals around the attentions are the norms' outputs, in one module with all norms in a list."""
+
+    def normed(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        h = self.norms[2 * n](x)
+        return h, h
+
+
+def test_a_residual_from_the_norms_output_is_named_where_no_path_shows_the_block() -> None:
+    a, b = (make(Options()) for make in (Functions, NormedAlongFunctions))
+    b.load_state_dict(a.state_dict())
+    for one, two, values in ((a, b, ("stream", "norm")), (b, a, ("norm", "stream"))):
+        found = diff(one, two, parts="structure,function").differences
+        assert [(each.name, each.a, each.b) for each in found] == [("residual-source", *values)] * 2
+        assert [len(each.sites) for each in found] == [DEPTH] * 2
+
+
 class Parallel(Block):
     """Attention and feed-forward read the same input (GPT-J has one norm for both, GPT-NeoX two)."""
 
@@ -202,16 +219,16 @@ def with_layers(kind: type[Block], *layers: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("layer", range(DEPTH))
+@pytest.mark.parametrize("layers", [*((n,) for n in range(DEPTH)), tuple(range(DEPTH))])
 @pytest.mark.parametrize(
     ("kind", "branches"), [(NormedAttention, ["attn"]), (NormedMlp, ["mlp"]), (NormedBoth, ["attn", "mlp"])]
 )
 def test_a_residual_from_the_norms_output_is_named(
-    kind: type[Block], branches: list[str], layer: int
+    kind: type[Block], branches: list[str], layers: tuple[int, ...]
 ) -> None:
     """The other layers, the embeddings and the final norm stay as they are, in both parts."""
-    found = diff(made("plain", Options()), with_layers(kind, layer), parts="structure,function")
-    sites = tuple((f"layers.{layer}.{branch}",) * 2 for branch in branches)
+    found = diff(made("plain", Options()), with_layers(kind, *layers), parts="structure,function")
+    sites = tuple((f"layers.{layer}.{branch}",) * 2 for layer in layers for branch in branches)
     assert [(each.name, each.sites) for each in found.differences] == [("residual-source", sites)] * 2
     assert found.differences[1].is_first
     assert found.differences[1].confirmed

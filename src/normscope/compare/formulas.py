@@ -76,9 +76,9 @@ def norm(
 
 def linear(
     y: Tensor,
+    read: Tensor,
     *sources: Tensor,
     matrix: Tensor,
-    vector: Tensor | None = None,
     feature_axis: int = 0,
     kind: str = "none",
     eps: float | None = None,
@@ -86,11 +86,14 @@ def linear(
     bias: Tensor | None = None,
     offset: float = 0.0,
 ) -> Tensor:
-    """The norm of the sources' sum x (for kind "none": x), mapped by a matrix, plus a vector."""
+    """The map y of `read`, with a bias or without, as a map of the norm of the sources' sum x instead.
+
+    For kind "none" it maps x itself.
+    """
     x = sum(sources[1:], start=sources[0])
     normed = norm(x, x, kind=kind, eps=eps, weight=weight, bias=bias, offset=offset)
-    mapped = normed @ (matrix.mT if feature_axis == 0 else matrix)
-    return (mapped if vector is None else mapped + vector).reshape(y.shape)
+    moved = normed - read.reshape(normed.shape)
+    return y + (moved @ (matrix.mT if feature_axis == 0 else matrix)).reshape(y.shape)
 
 
 def normalised(x: Tensor, kind: str, eps: float | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Residuals that are taken from a norm's output, as in x = norm(x) + f(norm(x)) amid Pre-LN layers.
 
-The reading puts such a norm onto the stream, where it looks like Post-LN at the sum before it. Amid branches
-with norms at their entries it is the norm of its own branch, and the residual is taken from another place.
+The reading puts such a norm onto the stream, where it looks like Post-LN at the sum before it. Behind a branch
+that has a norm at its entry it is the norm of the branch that follows, and the residual is taken from another
+place. In a Post-LN stack no branch has a norm at its entry, and Mix-LN's last Post-LN block has none either.
 """
 
 from collections.abc import Sequence
@@ -14,31 +15,49 @@ from normscope.compare.outcome import Outcome
 from normscope.compare.types import Difference
 
 
-def residuals_of_norms(sums: Sequence[Sum], first_block: str) -> set[Sum]:
+def residuals_of_norms(blocks: Sequence[Sequence[Sum]], first_block: str) -> set[Sum]:
     """The sums of a stack whose residual is a norm's output; the norm becomes that of their branches.
 
     Args:
-        sums: in order.
+        blocks: the sums of each block, in order.
         first_block: path of the first block, whose modules tell its own norm from one of the embeddings.
     """
-    branches = [branch for each in sums for branch in each.branches]
-    if 2 * sum(branch.normed for branch in branches) <= len(branches):
-        return set()
+    sums = [total for block in blocks for total in block]
     found = set[Sum]()
     for before, total in zip([None, *sums[:-1]], sums, strict=True):
-        norm = total.skip.behind(SAME).norm
-        if norm is None or any(branch.norms_in for branch in total.branches):
+        norm = _norm_before(total)
+        if norm is None:
             continue
-        if before is None and not f"{norm.core.call.path}.".startswith(f"{first_block}."):
+        if before is None and not _is_inside(norm, first_block):
             continue
         if before is not None:
             if norm not in before.norms_behind or not all(branch.normed for branch in before.branches):
-                continue  # Mix-LN: Post-LN blocks before Pre-LN ones
+                continue
             before.norms_behind = [each for each in before.norms_behind if each is not norm]
-        for branch in total.branches:
-            branch.norms_in, branch.raw_entry = [norm], False
+        _take(total, norm)
         found.add(total)
+    peers = {block[0] for block in blocks[1:] if block}
+    if sums and peers and peers <= found and (norm := _norm_before(sums[0])) is not None:
+        _take(sums[0], norm)  # all other blocks begin with such a norm of their own
+        found.add(sums[0])
     return found
+
+
+def _norm_before(total: Sum) -> FoundNorm | None:
+    """The norm whose output is the residual, where the branches have none at their entry."""
+    return None if any(branch.norms_in for branch in total.branches) else total.skip.behind(SAME).norm
+
+
+def _take(total: Sum, norm: FoundNorm) -> None:
+    """Make a norm that of the branches of a sum."""
+    for branch in total.branches:
+        branch.norms_in, branch.raw_entry = [norm], False
+
+
+def _is_inside(norm: FoundNorm, block: str) -> bool:
+    """Whether a block runs a norm or holds its weight."""
+    weight = norm.weight.name if norm.weight is not None else None
+    return any(f"{path}.".startswith(f"{block}.") for path in (norm.core.call.path, weight or ""))
 
 
 def final_norm_behind(sums: Sequence[Sum]) -> FoundNorm | None:

@@ -51,7 +51,8 @@ def places_of(anatomy: Anatomy, maker: "PlaceMaker") -> Iterator[Place]:
             found.append(maker.place((s, b, OUTSIDE, "entry"), block.site, block.entry))
             for n, branch in enumerate(block.branches):
                 found += maker.branch((s, b, n), branch)
-            found.append(maker.place((s, b, OUTSIDE, "exit"), block.site, block.exit))
+            end = maker.biased(block.exit) or block.exit
+            found.append(maker.place((s, b, OUTSIDE, "exit"), block.site, end))
         if stack.final_norm is not None:
             key, norm = (s, OUTSIDE, OUTSIDE), stack.final_norm
             found.append(maker.place((*key, "final norm in"), norm.path, norm.input))

@@ -127,9 +127,9 @@ class _Reader:
         """A stack, from its embeddings to its final norm."""
         facts: Facts = {"role": stack.name.split("-")[0], "long_skips": len(stack.long_skips)}
         known: Facts = {}
-        found = (self.found.get((b.sum, b.output)) for block in stack.blocks for b in block.branches)
-        sums = list(dict.fromkeys(branch.sum for branch in found if branch is not None))
-        moved = residuals_of_norms(sums, stack.blocks[0].path)
+        blocks = [self._sums(block) for block in stack.blocks]
+        sums = [total for block in blocks for total in block]
+        moved = residuals_of_norms(blocks, stack.blocks[0].path)
         self.from_norms |= moved
         entry = self.at.get(stack.blocks[0].entry)
         if sums and sums[0] in moved:
@@ -155,6 +155,11 @@ class _Reader:
         facts: Facts = {"parallel": len(set(sums)) < len(sums)} if len(sums) > 1 else {}
         branches = (Place("branch", branch.site, self.branch(branch)) for branch in block.branches)
         return Place("block", block.site, facts, tuple(branches))
+
+    def _sums(self, block: Block) -> list[Sum]:
+        """The residual sums of a block."""
+        found = (self.found.get((branch.sum, branch.output)) for branch in block.branches)
+        return list(dict.fromkeys(branch.sum for branch in found if branch is not None))
 
     def branch(self, branch: Branch) -> Facts:
         """Facts of a branch."""

@@ -50,27 +50,23 @@ def _patches(scene: Scene) -> tuple[Patch, ...]:
 
 def fed_by(scene: Scene, sources: tuple[str, ...], options: dict[str, Any]) -> list[Patch]:
     """B's first projections read the norm of the sources' sum."""
-    patches: list[Patch] = []
     branch = scene.b.branch
     assert branch is not None
-    done: set[str] = set()
+    read = scene.b.slots.get("in", "entry")
+    first = {}
     for projection in branch.projections:
         role = next((r for r in projection.roles if r in _FIRST), None)
-        if role is None or projection.parameter in done:
-            continue
-        done.add(projection.parameter)
-        path = projection.parameter.rpartition(".")[0]
-        parameters = {"matrix": projection.parameter}
-        names = (f"{path}.bias", f"{path}.in_proj_bias", projection.parameter.replace("weight", "bias"))
-        bias = next((n for n in names if n in scene.b.parameters and n != projection.parameter), None)
-        if bias is not None:
-            parameters["vector"] = bias
-        patches += scene.b.patch(
+        if role is not None:
+            first.setdefault(projection.parameter, (role, projection.feature_axis))
+    return [
+        patch
+        for parameter, (role, axis) in first.items()
+        for patch in scene.b.patch(
             f"whole {role}",
             "linear",
-            sources,
-            parameters=parameters,
-            feature_axis=projection.feature_axis,
+            (read, *sources),
+            parameters={"matrix": parameter},
+            feature_axis=axis,
             **options,
         )
-    return patches
+    ]
