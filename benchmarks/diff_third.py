@@ -52,7 +52,7 @@ OF_GPT: tuple[Row, ...] = (
     ("minGPT", "fairseq", "no scale", "attention scale", ATTENTION),
     ("Flax", "fairseq", "sees the next", "causal mask", ATTENTION),
     ("minGPT", "fairseq", "quick gelu", "activation", MLP),
-    (NANO, "fairseq", "halved", "branch scale", MLP),
+    (NANO, "fairseq", "halved", "hidden scale", MLP),
     ("published", "fairseq", "cap on the logits", "output cap", LAST),
     (NANO, "Megatron", "interleaving forgotten", "order of q, k, v", ATTENTION),
     ("published", "Megatron", "bias of dense forgotten", "bias", ATTENTION),

@@ -315,8 +315,15 @@ TRANSLATORS = {
         TimeFirst,
         to_time_first,
         ("dec.{}", "enc.{}"),
-        ("enc.{}.self_attn", "enc.{}.norm1", "dec.{}.self_attn", "dec.{}.multihead_attn", "dec.{}.norm1"),
-        ("enc.{}.linear1", "enc.{}.linear2", "enc.{}.norm2", "dec.{}.linear1", "dec.{}.norm3"),
+        tuple(
+            f"{x}.{{}}.{y}"
+            for x, names in (
+                ("enc", ("self_attn", "norm1")),
+                ("dec", ("self_attn", "norm1", "multihead_attn", "norm2")),
+            )
+            for y in names
+        ),
+        tuple(f"{x}.{{}}.{y}" for x in ("enc", "dec") for y in ("linear1", "linear2", "norm2", "norm3")),
         ("tables",),
         ("out", "norm_d"),
     ),

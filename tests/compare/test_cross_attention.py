@@ -51,7 +51,7 @@ class Block(nn.TransformerDecoderLayer):
 class Reader(nn.Module):
     """Texts (B, T) and (B, S) → logits, by two blocks of an encoder and two of a decoder."""
 
-    def __init__(self, scale: float | None = None) -> None:
+    def __init__(self, scale: float | None = None, times: tuple[float, float] = (1.0, 1.0)) -> None:
         super().__init__()
         torch.manual_seed(0)
         options = {
@@ -61,6 +61,7 @@ class Reader(nn.Module):
             "dropout": 0.0,
             "batch_first": True,
         }
+        self.times = times
         self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(**options) for _ in range(2))
         self.decoder = nn.ModuleList(Block(**options) for _ in range(2))
@@ -71,7 +72,7 @@ class Reader(nn.Module):
             block.multihead_attn = Projected(block.multihead_attn, scale)
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        memory, x = self.words(src), self.words(tgt)
+        memory, x = self.times[0] * self.words(src), self.times[1] * self.words(tgt)
         for layer in self.encoder:
             memory = layer(memory)
         for block in self.decoder:
@@ -102,6 +103,20 @@ def test_the_scale_of_a_cross_attention_is_named_beside_a_packed_weight(scale: f
     assert each.confirmed
     values = (each.a, each.b) if is_of_a else (each.b, each.a)
     assert values == (pytest.approx(scale), pytest.approx(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("times", "sites"),
+    [((3.0, 1.0), ("",)), ((1.0, 3.0), ("decoder",)), ((3.0, 3.0), ("encoder", "decoder"))],
+)
+@pytest.mark.parametrize("is_of_a", [True, False])
+def test_the_scale_of_the_embeddings_is_named_at_the_stacks_that_have_it(
+    times: tuple[float, float], sites: tuple[str, ...], is_of_a: bool
+) -> None:
+    pair = (Reader(times=times), Reader()) if is_of_a else (Reader(), Reader(times=times))
+    (each,) = found(*pair)
+    assert (each.name, each.sites) == ("embedding-scale", tuple((site, site) for site in sites))
+    assert each.confirmed
 
 
 def test_a_changed_weight_in_a_block_that_a_lacks_has_no_site_there() -> None:

@@ -258,7 +258,7 @@ def test_a_put_tensor_keeps_what_was_made_there() -> None:
 def test_a_tensor_whose_view_is_put_keeps_what_its_maker_gave_it(
     view: Callable[[Tensor], Tensor], op: str, nth: int
 ) -> None:
-    """Time-first blocks end with a sum whose transposed view the final norm reads: the sum stays as it was."""
+    """The final norm behind time-first blocks reads a transposed view of their last sum, which stays."""
 
     class Viewed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from tiny_models import BASES, Options, batch, tiny
 
+from normscope.compare.formulas import norm
 from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.reasons.norms import fitted_norm
 from normscope.compare.reasons.scene import distance
 from normscope.compare.reasons.scenes import Walked, map_of
 from normscope.compare.reasons.search import Search, grouped, search
@@ -115,6 +117,7 @@ PLANTS: list[tuple[str, dict[str, Any], list[str]]] = [
     (ALL, {"merge": "unmoved"}, ["head-merge"]),
     (ALL, {"merge": "interleaved"}, ["head-merge"]),
     (ALL, {"head_order": (1, 0, 3, 2)}, ["head-order"]),
+    (ALL, {"head_order": (1, 2, 3, 0)}, ["head-order"]),
     (ALL, {"branch_scale": 0.5}, ["branch-scale"]),
     (ALL, {"branch_scale": 2.0, "only": 0}, ["branch-scale"]),
     (ALL, {"stream_scale": 0.7}, ["stream-scale"]),
@@ -237,6 +240,21 @@ def test_an_unknown_difference_says_so_and_hides_no_other(base: str) -> None:
     assert "for no known reason. Tried: norms" in result.found[-1].reason.message
     assert result.found[-1].b == (0, 1, 1)
     assert result.forwards == 3  # both are seen at once, since every branch reads A's stream
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("is_biased", [True, False])
+def test_gain_and_bias_of_a_norm_are_read_from_its_tensors(kind: str, is_biased: bool) -> None:
+    """Any norm may have a bias, under any name."""
+    generator = torch.Generator().manual_seed(2)
+    x, gain, bias = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (20, 1, 1))
+    y = norm(x, x, kind=kind, eps=1e-5, weight=gain[0], bias=bias[0] if is_biased else None)
+    options = fitted_norm(x, y, kind, 1e-5)
+    assert options is not None
+    assert torch.allclose(norm(x, x, **options), y)
+    assert distance(options["weight"], gain[0]) < 1e-9
+    other = fitted_norm(x, y, {"layernorm": "rmsnorm", "rmsnorm": "layernorm"}[kind], 1e-5)
+    assert other is None
 
 
 def test_heads_whose_projections_have_other_widths_are_named() -> None:

@@ -294,22 +294,24 @@ def merge_heads(heads_BHTK: Tensor, merge: str = "heads") -> Tensor:
     return heads_BHTK.transpose(1, 2).flatten(2)
 
 
-def mix(
+def remerge(
     y: Tensor,
-    probabilities: Tensor,
-    value: Tensor,
     *,
-    shape: tuple[int, int, int, int],
-    merge: str = "heads",
-    order: Tensor | None = None,
+    shape: tuple[int, int, int],
+    was: tuple[str, Tensor | None],
+    now: tuple[str, Tensor | None],
 ) -> Tensor:
-    """Heads of probabilities·values, in an order, merged; `shape` of the values is (B, H or groups, S, K)."""
-    batch, heads, keys, _ = shape
-    heads = probabilities.shape[1] if probabilities.dim() == 4 else heads
-    mixed = probabilities.reshape(batch, heads, -1, keys) @ spread(value.reshape(shape), heads)
-    if order is not None:
-        mixed = mixed.index_select(1, order.to(mixed.device))
-    return merge_heads(mixed, merge).reshape(y.shape)
+    """Merged heads, merged in another way: `was` and `now` are the merge and the order of the heads.
+
+    `shape` is (B, T, H).
+    """
+    batch, tokens, heads = shape
+    found = split_heads(y.reshape(batch, tokens, -1), heads, was[0])
+    if was[1] is not None:
+        found = found.index_select(1, was[1].argsort().to(y.device))
+    if now[1] is not None:
+        found = found.index_select(1, now[1].to(y.device))
+    return merge_heads(found, now[0]).reshape(y.shape)
 
 
 def _like(value: float | Tensor, y: Tensor) -> float | Tensor:
@@ -349,6 +351,6 @@ FORMULAS: Mapping[str, Callable[..., Tensor]] = {
     "attention": attention,
     "softmax": softmax,
     "operand": operand,
-    "mix": mix,
+    "remerge": remerge,
 }
 """Name → formula (y, *sources, **options)."""

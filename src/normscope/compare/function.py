@@ -25,7 +25,7 @@ from normscope.compare.parting import RANDOM, Walked, noise_of, walked
 from normscope.compare.reasons import gradients
 from normscope.compare.reasons import scenes as reasons
 from normscope.compare.reasons.scene import Scene
-from normscope.compare.reasons.search import UNKNOWN, Found, Search, grouped, search
+from normscope.compare.reasons.search import Found, Search, grouped, is_given, search
 from normscope.compare.rows import rows_of
 from normscope.compare.side import NotGivenError, Side
 from normscope.compare.step_names import amount, name_of_step
@@ -57,8 +57,8 @@ EXACT = 1e-9
 NARROW = 64 * 2.0**-24
 """Largest relative difference that comes from weights which a conversion computed in float32."""
 _HEAD_FACTS = ("head_maps", "head_norms", "head_norm_eps", "head_activation")
-_VALUES_ONLY = (UNKNOWN, "weights", "parallel", "expert-weights", "pooling")
-"""Reasons that are undone by A's own tensors, through which no gradient flows, or in another order."""
+_VALUES_ONLY = ("parallel", "expert-weights", "pooling")
+"""Reasons that are undone by formulas whose gradients flow in another order."""
 
 
 def compare(
@@ -257,8 +257,8 @@ class _Function:
                 return
             if uses_same_weights(steps_a, before, self.weights):
                 self._settle(found, steps_a, before)
-            if any(each.reason.name in _VALUES_ONLY for each in result.found):
-                return
+            if any(each.reason.name in _VALUES_ONLY or is_given(each.reason) for each in result.found):
+                return  # no gradient flows through A's own tensors
             if counted:
                 self.notes.append("With these differences undone in B, the rest of the forward is the same.")
             steps_b: Sequence[Step] = self._unpatched(result)
@@ -344,7 +344,7 @@ class _Function:
     def _add(self, difference: Difference, at: tuple[int, int, int], late: float = 0.0) -> None:
         """Keep a difference with its place in the order of B's forward."""
         s, i, n = at
-        inside = 999.0 if i == OUTSIDE and s != OUTSIDE else i + max(n, 0) / 1000
+        inside = 999.0 if n == i == OUTSIDE != s else i + max(n, 0) / 1000
         self.found.append((late + 1000.0 * s + inside, difference))
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normscope.compare.keys import OUTSIDE
+from normscope.compare.keys import OUTSIDE, way_in
 from normscope.compare.mapping.changes import Change
 from normscope.compare.parting import Compared
 from normscope.compare.reasons.search import UNKNOWN, Found
@@ -41,7 +41,7 @@ class Wording:
     def because(self, group: Sequence[Found], *, is_gradient: bool = False) -> Difference:
         """The difference of one reason at one place or many."""
         reason = group[0].reason
-        sites = tuple((self.one.site_at(each.a), self.two.site_at(each.b)) for each in group)
+        sites = self._sites(group)
         size = max(each.relative for each in group)
         where = name_of_step(reason.step)
         evidence = [f"The two part at {where}, by {amount(size)} of its largest value."] if size else []
@@ -63,6 +63,19 @@ class Wording:
             reason.message,
             tuple(evidence),
             confirmed,
+        )
+
+    def _sites(self, group: Sequence[Found]) -> tuple[tuple[str, str], ...]:
+        """The places of a group; the way into the first stack has its name where later ones are meant too."""
+        way = way_in(0)
+        is_later = any(each.b != way and each.b == way_in(each.b[0]) for each in group)
+        first = (0, OUTSIDE, OUTSIDE)
+        return tuple(
+            (
+                self.one.site_at(first if is_later and each.a == way else each.a),
+                self.two.site_at(first if is_later and each.b == way else each.b),
+            )
+            for each in group
         )
 
     def cut(self, ours: Iterable[str], theirs: Iterable[str], side: str) -> Difference:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
-from normscope.compare.keys import OUTSIDE, At
+from normscope.compare.keys import OUTSIDE, At, way_in
 from normscope.compare.types import Pair
 
 
@@ -53,6 +53,7 @@ def _aligned(model: Pair) -> Rows:
         blocks = [0, 0]
         if stack.a is not None and stack.b is not None:
             to_a[stacks[1], OUTSIDE, OUTSIDE] = (stacks[0], OUTSIDE, OUTSIDE)
+            to_a.setdefault(way_in(stacks[1]), way_in(stacks[0]))
         for block in stack.parts:
             branches = [0, 0]
             if block.a is not None and block.b is not None:
@@ -76,6 +77,7 @@ def _by_position(a: Anatomy, b: Anatomy) -> Rows:
     to_a: dict[At, At] = {(OUTSIDE, OUTSIDE, OUTSIDE): (OUTSIDE, OUTSIDE, OUTSIDE)}
     for s, (stack_a, stack_b) in enumerate(zip(a.stacks, b.stacks, strict=False)):
         to_a[s, OUTSIDE, OUTSIDE] = (s, OUTSIDE, OUTSIDE)
+        to_a[way_in(s)] = way_in(s)
         for i, (block_a, block_b) in enumerate(zip(stack_a.blocks, stack_b.blocks, strict=False)):
             to_a[s, i, OUTSIDE] = (s, i, OUTSIDE)
             free = list(enumerate(block_a.branches))

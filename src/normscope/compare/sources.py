@@ -1,8 +1,8 @@
 """Residuals that are taken from a norm's output, as in x = norm(x) + f(norm(x)) amid Pre-LN layers.
 
-The reading puts such a norm onto the stream, where it looks like Post-LN at the sum before it. Behind a branch
-that has a norm at its entry it is the norm of the branch that follows, and the residual is taken from another
-place. In a Post-LN stack no branch has a norm at its entry, and Mix-LN's last Post-LN block has none either.
+The reading puts such a norm onto the stream, where it looks like Post-LN at the sum before it. Behind a
+branch that has a norm at its entry it is the norm of the branch that follows, and the residual is taken from
+another place. In a Post-LN stack no branch has a norm at its entry, and in Mix-LN's Post-LN blocks none has.
 """
 
 from collections.abc import Sequence

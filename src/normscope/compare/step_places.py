@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from torch.utils._pytree import tree_leaves
 
 from normscope.anatomy import Anatomy, Branch, Norm, Projection, Site
-from normscope.anatomy.graph import Graph, Op, Value
+from normscope.anatomy.graph import Graph, Op, Value, ancestors
 from normscope.anatomy.ops import CONVOLUTIONS, SAME, matmul_operands, weight_of
 from normscope.anatomy.projections import parameter_of, reshaped
-from normscope.compare.keys import OUTSIDE, Key
+from normscope.compare.keys import OUTSIDE, Key, way_in
 from normscope.compare.layout import Layout, heads_first, pairs_last, tokens_first
 from normscope.compare.norms import bias_added
 
@@ -40,8 +40,9 @@ class Place:
 
 def places_of(anatomy: Anatomy, maker: "PlaceMaker") -> Iterator[Place]:
     found: list[Place] = []
-    if (embedded := maker.embedding()) is not None:
-        found.append(maker.place((OUTSIDE, OUTSIDE, OUTSIDE, "embedding"), "embedding", embedded.site))
+    for s, stack in enumerate(anatomy.stacks):
+        if (embedded := maker.embedding(stack.blocks[0].entry if s else None)) is not None:
+            found.append(maker.place((*way_in(s), "embedding"), "embedding", embedded.site))
     if (norm := maker.embedding_norm(anatomy)) is not None:
         key = (OUTSIDE, OUTSIDE, OUTSIDE)
         found.append(maker.place((*key, "embedding norm in"), norm.path, norm.input))
@@ -99,11 +100,18 @@ class PlaceMaker:
             return first
         return replace(first, index=others[-1].index, others=tuple(others))
 
-    def embedding(self) -> Value | None:
-        """The output of the first table that is looked up by the model's input."""
-        ops = (op for op in self.graph.ops if op.base in ("embedding", "index", "index_select"))
+    def embedding(self, before: Site | None = None) -> Value | None:
+        """The output of the first table that is looked up by the model's input; on the way to a site."""
+        ops = [op for op in self.graph.ops if op.base in ("embedding", "index", "index_select")]
+        end = None if before is None else self.value(before)
+        behind = None if end is None else ancestors([end], -1)
         return next(
-            (op.outputs[0] for op in ops if op.outputs and op.outputs[0].live and op.inputs[0].is_weight),
+            (
+                op.outputs[0]
+                for op in ops
+                if op.outputs and op.outputs[0].live and op.inputs[0].is_weight
+                if behind is None or op.outputs[0] in behind
+            ),
             None,
         )
 

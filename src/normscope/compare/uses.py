@@ -13,7 +13,7 @@ from normscope.anatomy.ops import CONVOLUTIONS, MATMULS, SAME, weight_of
 from normscope.anatomy.projections import parameter_of, reshaped
 from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
-from normscope.compare.keys import OUTSIDE, At, Key
+from normscope.compare.keys import OUTSIDE, At, Key, way_in
 from normscope.compare.made import made_in, read_by, sources, values_of
 from normscope.compare.pieces import OUT, Piece, Slot, rows_first, span, stored, whole
 from normscope.compare.walk import Twin
@@ -88,7 +88,7 @@ class Uses:
         """The branch in whose computation a value lies."""
         for s, (first, last) in enumerate(self.starts):
             if value.index <= first and (s == 0 or value.index > self.starts[s - 1][1]):
-                return OUT if s == 0 else (s, OUTSIDE, 0)
+                return way_in(s)
             if first < value.index <= last:
                 return next((at for end, at in self.ends if value.index <= end), (s, OUTSIDE, OUTSIDE))
         return (len(self.starts) - 1, OUTSIDE, OUTSIDE) if self.starts else OUT

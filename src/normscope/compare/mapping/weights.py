@@ -19,7 +19,6 @@ from torch import Tensor
 
 from normscope.compare.given import MapError
 from normscope.compare.holdings import Held, Holdings
-from normscope.compare.keys import OUTSIDE
 from normscope.compare.mapping.divided import divided, grouped
 from normscope.compare.pieces import Piece, Slot
 from normscope.compare.rows import Rows
@@ -223,11 +222,7 @@ def _by_use(a: Holdings, b: Holdings, rows: Rows, found: _Found) -> None:
 
 
 def _slot_in_a(slot: Slot, rows: Rows) -> Slot | None:
-    s, i, n = slot.at
-    at = rows.to_a.get((s, i, n))
-    if at is None and i == OUTSIDE and n != OUTSIDE:  # before a later stack
-        stack = rows.to_a.get((s, OUTSIDE, OUTSIDE))
-        at = None if stack is None else (stack[0], OUTSIDE, n)
+    at = rows.to_a.get(slot.at)
     return None if at is None else Slot(at, slot.role, slot.kind, slot.nth)
 
 

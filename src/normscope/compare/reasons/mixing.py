@@ -149,11 +149,13 @@ def _merge(scene: Scene) -> Reasons:
     a, b = merged(scene.a), merged(scene.b)
     if a is None or b is None or a == b:
         return
-    value = scene.b.steps["value"]
-    order = None if a[1] is None else torch.tensor(a[1])
-    patches = scene.b.patch(
-        "mixed", "mix", ("probabilities", "value"), shape=tuple(value.shape), merge=a[0], order=order
-    )
+    batch, heads, tokens, _ = scene.b.steps["probabilities"].shape
+    ways = {
+        name: (merge, None if order is None else torch.tensor(order))
+        for name, (merge, order) in (("now", a), ("was", b))
+    }
+    is_whole = b[1] is None or len(set(b[1])) == heads
+    patches = scene.b.patch("mixed", "remerge", shape=(batch, tokens, heads), **ways) if is_whole else ()
     if a[0] != b[0]:
         words = {
             "heads": "with the features of a head together",

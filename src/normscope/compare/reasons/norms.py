@@ -57,10 +57,9 @@ def fitted_norm(x: Tensor, y: Tensor, kind: str, eps: float | None) -> dict[str,
     z = norm(x, x, kind=kind, eps=eps).reshape(-1, x.shape[-1])
     flat = y.reshape(z.shape)
     bias: Tensor | None = None
-    if kind == "rmsnorm" or len(z) < 3:
-        gain = (z * flat).sum(0) / z.square().sum(0)
-        gap = distance(gain * z, flat)
-    else:
+    gain = (z * flat).sum(0) / z.square().sum(0)
+    gap = distance(gain * z, flat)
+    if gap > FITS and len(z) > 2:
         centred, mean = z - z.mean(0), flat.mean(0)
         gain = (centred * (flat - mean)).sum(0) / centred.square().sum(0)
         bias = mean - gain * z.mean(0)

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from normscope.anatomy import Anatomy, Norm, Site
 from normscope.compare.holdings import Holdings
-from normscope.compare.keys import OUTPUT, OUTSIDE, Key
+from normscope.compare.keys import OUTPUT, OUTSIDE, Key, way_in
 from normscope.compare.reasons.scene import SAME, At, Half, Scene
 from normscope.compare.types import Step
 
 Number = tuple[int, int, int]
-WAY_IN: Number = (OUTSIDE, OUTSIDE, OUTSIDE)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,8 @@ def scenes_of(
     for s, stack in enumerate(b.map.anatomy.stacks):
         first = to_a.get((s, 0, 0))
         if first is not None and not first[1] and not first[2]:
-            yield Placed(WAY_IN, WAY_IN, _way_in(a, b, by_a, by_b, first, (s, 0, 0), tolerance, ids))
+            scene = _way_in(a, b, by_a, by_b, first, (s, 0, 0), tolerance, ids)
+            yield Placed(way_in(first[0]), way_in(s), scene)
         for n in [(s, i, k) for i, block in enumerate(stack.blocks) for k in range(len(block.branches))]:
             if n in to_a:
                 yield Placed(to_a[n], n, _scene(a, b, by_a, by_b, to_a[n], n, tolerance))
@@ -178,12 +178,13 @@ def _way_in(
 ) -> Scene:
     halves = []
     for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
-        known = dict(steps.get(WAY_IN, {}))
+        known = dict(steps.get(way_in(at[0]), {}))
         known.pop(OUTPUT, None)
         if "entry" in (block := steps.get((at[0], at[1], OUTSIDE), {})):
             known["entry"] = block["entry"]
-        half, norm = _half(side, known, WAY_IN, {"entry": at}), side.map.embedding_norm
-        halves.append(half if norm is None else replace(half, norms={"embedding norm": norm}))
+        half, norm = _half(side, known, way_in(at[0]), {"entry": at}), side.map.embedding_norm
+        is_normed = norm is not None and at[0] == 0
+        halves.append(replace(half, norms={"embedding norm": norm}) if is_normed else half)
     return Scene(halves[0], halves[1], "embedding", ids, tolerance, a.real)
 
 
@@ -194,8 +195,8 @@ def _way_out(
     for side, steps, at in ((a, by_a, at_a), (b, by_b, at_b)):
         known = dict(steps.get(at, {}))
         stacks = side.map.anatomy.stacks
-        if at[0] == len(stacks) - 1 and OUTPUT in steps.get(WAY_IN, {}):
-            known[OUTPUT] = steps[WAY_IN][OUTPUT]
+        if at[0] == len(stacks) - 1 and OUTPUT in steps.get(way_in(0), {}):
+            known[OUTPUT] = steps[way_in(0)][OUTPUT]
         last = steps.get((at[0], len(stacks[at[0]].blocks) - 1, OUTSIDE), {})
         if "exit" in last:
             known["exit"] = last["exit"]

@@ -147,7 +147,7 @@ def search(
             new = [_as_dropout(each, known) for each in new]
         if any(each.reason.name != UNKNOWN or each.b[1] >= 0 for each in new):
             # The last block reaches the head, which is judged alone once the blocks agree.
-            late = [each for each in new if each.reason.name == UNKNOWN and each.b[0] >= 0 > each.b[1]]
+            late = [each for each in new if each.reason.name == UNKNOWN and each.b[0] >= 0 > each.b[2]]
             known -= {(each.b, UNKNOWN, each.reason.step) for each in late}
             new = [each for each in new if each not in late]
         if not new:
@@ -214,7 +214,7 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
     by_number = {one.b: one for one in placed}
     for each in result.found:
         one = by_number.get(each.b)
-        if one is None or not each.reason.patches or any(map(_is_given, each.reason.patches)):
+        if one is None or not each.reason.patches or is_given(each.reason):
             continue
         scene = one.scene
         if each.reason.name == "placement":
@@ -227,11 +227,14 @@ def _confirm(result: Search, placed: Sequence[Placed]) -> None:
         each.is_confirmed = each.is_confirmed or is_same
 
 
-def _is_given(patch: Patch) -> bool:
-    """Whether a patch puts A's own tensor into B, after which they agree there whatever the reason is."""
-    if isinstance(patch.value, Formula):
-        return patch.value.name == "set"
-    return patch.kind == "output" and isinstance(patch.value, tuple) and patch.value[0] == "set"
+def is_given(reason: Reason) -> bool:
+    """Whether a reason puts A's own tensor into B, after which they agree there whatever the reason is."""
+    return any(
+        patch.value.name == "set"
+        if isinstance(patch.value, Formula)
+        else patch.kind == "output" and isinstance(patch.value, tuple) and patch.value[0] == "set"
+        for patch in reason.patches
+    )
 
 
 def _judged(scene: Scene, step: str) -> str:
@@ -263,6 +266,8 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
                 continue
             known.add(key)
             some = True
+            if not reason.patches and reason.name not in ("parallel", "placement"):
+                reason = replace(reason, patches=_given(scene, reason.step))
             yield Found(one.a, one.b, reason, relative=relative(scene, reason.step))
             if reason.name in ("parallel", "placement", "heads"):
                 return  # the steps of the two do not correspond before it is undone
@@ -270,12 +275,25 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
     if some or is_random or (one.b, UNKNOWN, apart) in known:
         return
     known.add((one.b, UNKNOWN, apart))
-    value = scene.a.steps[apart]
-    patches = scene.b.patch(apart, "set", value=value) if value.shape == scene.b.steps[apart].shape else ()
     tried = TRIED.get(scene.kind, "all known reasons")
     message = f"The two part at {name_of_step(apart)} for no known reason. Tried: {tried}."
-    reason = Reason(UNKNOWN, apart, None, None, message, patches, tuple(skipped))
+    reason = Reason(UNKNOWN, apart, None, None, message, _given(scene, apart), tuple(skipped))
     yield Found(one.a, one.b, reason, relative=relative(scene, apart))
+
+
+def _given(scene: Scene, step: str) -> tuple[Patch, ...]:
+    """A's own tensor at a step, or at the first one after it that parts and can be replaced in B.
+
+    What follows is compared as if the difference were undone.
+    """
+    after = _ORDER.index(step if step in _ORDER else "logits")
+    for name in dict.fromkeys((step, *_ORDER[after:])):
+        both = scene.both(name)
+        if both is None or scene.is_same(name) or both[0][0].shape != both[1][0].shape:
+            continue
+        if patches := scene.b.patch(name, "set", value=both[0][0]):
+            return patches
+    return ()
 
 
 def _tried(file: Callable[[Scene], Reasons], scene: Scene, skipped: list[str]) -> list[Reason]:
