@@ -150,12 +150,11 @@ def _merge(scene: Scene) -> Reasons:
     if a is None or b is None or a == b:
         return
     batch, heads, tokens, _ = scene.b.steps["probabilities"].shape
-    ways = {
-        name: (merge, None if order is None else torch.tensor(order))
-        for name, (merge, order) in (("now", a), ("was", b))
-    }
+    now, was = ((merge, None if order is None else torch.tensor(order)) for merge, order in (a, b))
     is_whole = b[1] is None or len(set(b[1])) == heads
-    patches = scene.b.patch("mixed", "remerge", shape=(batch, tokens, heads), **ways) if is_whole else ()
+    patches = (
+        scene.b.patch("mixed", "remerge", shape=(batch, tokens, heads), was=was, now=now) if is_whole else ()
+    )
     if a[0] != b[0]:
         words = {
             "heads": "with the features of a head together",

@@ -53,7 +53,7 @@ def fed_by(scene: Scene, sources: tuple[str, ...], options: dict[str, Any]) -> l
     branch = scene.b.branch
     assert branch is not None
     read = scene.b.slots.get("in", "entry")
-    first = {}
+    first: dict[str, tuple[str, int]] = {}
     for projection in branch.projections:
         role = next((r for r in projection.roles if r in _FIRST), None)
         if role is not None:

@@ -182,9 +182,9 @@ def _way_in(
         known.pop(OUTPUT, None)
         if "entry" in (block := steps.get((at[0], at[1], OUTSIDE), {})):
             known["entry"] = block["entry"]
-        half, norm = _half(side, known, way_in(at[0]), {"entry": at}), side.map.embedding_norm
-        is_normed = norm is not None and at[0] == 0
-        halves.append(replace(half, norms={"embedding norm": norm}) if is_normed else half)
+        half = _half(side, known, way_in(at[0]), {"entry": at})
+        norm = side.map.embedding_norm if at[0] == 0 else None
+        halves.append(half if norm is None else replace(half, norms={"embedding norm": norm}))
     return Scene(halves[0], halves[1], "embedding", ids, tolerance, a.real)
 
 
