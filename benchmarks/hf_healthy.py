@@ -12,11 +12,12 @@ import tempfile
 import time
 from functools import partial
 from math import sqrt
+from statistics import fmean
 from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from benchmarks.hf_small import classes_of, shrunk
+from benchmarks.hf_small import IMAGE, classes_of, shrunk
 from benchmarks.hf_types import parser_of, rows_of
 from normscope import check, load
 from normscope.errors import UsageError
@@ -29,7 +30,7 @@ def row(model_type: str, steps: int) -> dict[str, Any]:
     try:
         config = shrunk(model_type)
         next(classes_of(config))
-        _keep_gain(config, CONFIG_MAPPING[model_type]())
+        as_published(config, CONFIG_MAPPING[model_type]())
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             subject = load(f"hf:{folder}", batch_size=2, seq_len=32)
@@ -48,16 +49,40 @@ def row(model_type: str, steps: int) -> dict[str, Any]:
     return found | {"state": "checked", "verdict": report.verdict, "findings": shown, "seconds": seconds}
 
 
-def _keep_gain(config: Any, full: Any) -> None:
-    """Widen the random start of a tiny configuration and its parts as their width was cut."""
+def as_published(config: Any, full: Any) -> None:
+    """Bring a tiny configuration and its parts back to the ratios of the published one, where they matter.
+
+    The random start is widened as the width was cut. Images are large enough for the last stage to hold
+    several tokens. Factors that the authors set by a size (muP) follow the small size.
+    """
     for name in getattr(type(config), "sub_configs", {}):
         parts = getattr(config, name, None), getattr(full, name, None)
         if None not in parts:
-            _keep_gain(*parts)
-    widths: list[Any] = [getattr(each, "hidden_size", None) for each in (config, full)]
-    spread = getattr(config, "initializer_range", None)
-    if isinstance(spread, float) and all(isinstance(width, int) for width in widths):
-        config.initializer_range = spread * sqrt(widths[1] / widths[0])
+            as_published(*parts)
+    width, published = _width(config), _width(full)
+    if isinstance(spread := getattr(config, "initializer_range", None), float):
+        config.initializer_range = (spread if spread > LOADED else USUAL) * sqrt(published / width)
+    if isinstance(base := getattr(full, "dim_model_base", None), int):  # MiniCPM's muP: arXiv 2404.06395
+        config.initializer_range *= sqrt(base / published)
+        config.dim_model_base = max(1, round(base * width / published))
+    if getattr(config, "image_size", None) == IMAGE:
+        config.image_size = LARGER
+    if hasattr(config, "attention_multiplier") and hasattr(config, "num_attention_heads"):
+        config.attention_multiplier = (
+            config.num_attention_heads / config.hidden_size
+        )  # 1/d_h, as in Granite 3
+
+
+def _width(config: Any) -> float:
+    """Width of a model; the mean over its stages where they differ, and 1 where none is known."""
+    found = (getattr(config, name, None) for name in ("hidden_size", "hidden_sizes", "embed_dims"))
+    width = next((each for each in found if each), 1)
+    return fmean(width) if isinstance(width, list | tuple) else float(width)
+
+
+LOADED, USUAL = 1e-6, 0.02
+"""A start below the first is a mark of "always loaded" (BLIP, SAM: 1e-10); the second takes its place."""
+LARGER = 4 * IMAGE
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ from normscope.probes import (
     measure_jacobian,
     measure_wiring,
     not_measured,
+    settled_batch_norms,
 )
 from normscope.recording.intake import as_run
 from normscope.report import Report
@@ -294,10 +295,15 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
         "jacobian": partial(measure_jacobian, spending=run.spending),
         "wiring": partial(measure_wiring, recipe=run.config),
     }
-    for done, (name, probe) in enumerate(probes.items(), start=1):
-        progress(name, done)
-        with timed(run.cost, name):
-            run.measurements.extend(_probed(name, probe, run, reraise))
+    with settled_batch_norms(run.subject) as settled:
+        if settled:
+            run.notes.append(
+                f"{settled} BatchNorms that have seen no batch were measured with this batch's statistics"
+            )
+        for done, (name, probe) in enumerate(probes.items(), start=1):
+            progress(name, done)
+            with timed(run.cost, name):
+                run.measurements.extend(_probed(name, probe, run, reraise))
 
 
 def find_entropy(run: Check) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Site, Stack
 from normscope.forecast import Forecast, ForecastStep
-from normscope.probes import Measurement, Measurements
+from normscope.probes import Measurement, Measurements, not_measured
+from normscope.probes.attention import ONE_KEY
 from normscope.rules import (
     Case,
     Severity,
@@ -45,6 +46,11 @@ def anatomy(depth: int = 12, placement: str = "pre", final: bool = True, **more:
 
 
 READING = anatomy()
+
+
+def read_by(reader: Any) -> Anatomy:
+    """A Pre-LN stack without a final norm whose stream this reads."""
+    return Anatomy(tuple(replace(stack, read_by=reader) for stack in anatomy(final=False).stacks))
 
 
 def partly(reading: Anatomy) -> Anatomy:
@@ -101,6 +107,12 @@ def starved(ratio: float, count: int = 12) -> Case:
             (f"gradient/{role}", f"layers.{i}.attn", 3.0 * (ratio if i < count else 1)) for i in range(12)
         ]
     return case(*figures)
+
+
+def with_one_key(starving: Case) -> Case:
+    """The same where no query of any attention sees two keys."""
+    rows = [not_measured("attention/entropy", f"layers.{i}.attn", ONE_KEY) for i in range(12)]
+    return replace(starving, table=Measurements([*starving.table, *rows]))
 
 
 def starved_queries() -> Case:
@@ -259,6 +271,18 @@ PAIRS: dict[str, list[Pair]] = {
             case(reading=partly(anatomy(final=False))),
         ),
         Pair(
+            "read by weights",
+            W,
+            case(reading=read_by("weights")),
+            case(reading=read_by("norm")),
+        ),
+        Pair(
+            "read by nothing",
+            N,
+            case(reading=read_by("nothing")),
+            case(reading=read_by("norm")),
+        ),
+        Pair(
             "a gate forgets",
             W,
             case(reading=anatomy(final=False)),
@@ -314,19 +338,28 @@ PAIRS: dict[str, list[Pair]] = {
         Pair(
             "all",
             W,
-            case(*everywhere("attention/logit-spread", signal.SPREAD * OVER)),
+            case(*everywhere("attention/logit-spread", signal.CONDENSED * OVER)),
             case(*everywhere("attention/logit-spread", signal.SPREAD * UNDER)),
         ),
         Pair(
             "half of them",
             W,
-            case(*everywhere("attention/logit-spread", 2.0, 1), ("attention/logit-spread", "x", 0.1)),
+            case(
+                *everywhere("attention/logit-spread", signal.CONDENSED * OVER, 1),
+                ("attention/logit-spread", "x", 0.1),
+            ),
             case(*everywhere("attention/logit-spread", 0.1)),
+        ),
+        Pair(
+            "wide in all, condensed in none",
+            N,
+            case(*everywhere("attention/logit-spread", signal.CONDENSED * UNDER)),
+            case(*everywhere("attention/logit-spread", signal.SPREAD * UNDER)),
         ),
         Pair(
             "one of many",
             N,
-            case(*everywhere("attention/logit-spread", 0.1), ("attention/logit-spread", "x", 2.0)),
+            case(*everywhere("attention/logit-spread", 0.1), ("attention/logit-spread", "x", 3.0)),
             case(*everywhere("attention/logit-spread", 0.1)),
         ),
     ],
@@ -336,6 +369,7 @@ PAIRS: dict[str, list[Pair]] = {
         Pair("all", W, starved(gradient.STARVED * UNDER), starved(gradient.STARVED * OVER)),
         Pair("keys are fed", W, starved(gradient.STARVED * UNDER), starved_queries()),
         Pair("few", N, starved(gradient.STARVED * UNDER, 5), starved(gradient.STARVED * OVER, 5)),
+        Pair("one key", W, starved(0.0), with_one_key(starved(0.0))),
     ],
     "NS304": [
         Pair(

@@ -41,6 +41,31 @@ MODELS = [
 ]
 
 
+TROCR = "hf:trocr,d_model=16,decoder_layers=1,decoder_attention_heads=2,decoder_ffn_dim=16"
+
+
+def test_labels_are_the_next_ids_also_where_the_model_does_not_shift_them() -> None:
+    for spec, shifts in ((GPT2, True), (TROCR, False)):
+        subject = load(spec)
+        assert isinstance(subject.batch, dict)
+        ids, labels = subject.batch["input_ids"], subject.batch["labels"]
+        assert ids.shape == labels.shape == (4, 64)
+        assert torch.equal(ids, labels) == shifts
+        assert torch.equal(ids[:, 1:], labels[:, :-1]) == (not shifts)
+        assert "next-token loss" in subject.input
+
+
+def test_a_text_beside_images_ends_as_the_model_expects() -> None:
+    """CLIP reads its text at the end token; without one it reads the first token, which has seen no other."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = json.dumps(small | {"image_size": 32, "patch_size": 8})
+    for end in (7, 9):
+        text = json.dumps(small | {"vocab_size": 260, "eos_token_id": end})
+        batch = load(f"hf:clip,text_config={text},vision_config={vision}").batch
+        assert isinstance(batch, dict)
+        assert (batch["input_ids"][:, -1] == end).all()
+
+
 @pytest.mark.parametrize(("spec", "name", "words", "keys"), MODELS, ids=[m[1] for m in MODELS])
 def test_heads_inputs_and_losses(spec: str, name: str, words: str, keys: tuple[str, ...]) -> None:
     subject = load(spec)

@@ -26,6 +26,7 @@ from normscope.anatomy.nesting import untangle
 from normscope.anatomy.norms import FoundNorm, find_norms
 from normscope.anatomy.over_depth import attention_over_depth
 from normscope.anatomy.projections import owners, read_projections
+from normscope.anatomy.readers import reader_of
 from normscope.anatomy.residual import Sum, find_sums, without
 from normscope.anatomy.schemes import name_schemes, named_by_long_skips
 from normscope.anatomy.several import mixed_sums, one_stream, shared_terms
@@ -86,7 +87,7 @@ def _assemble(graph: Graph) -> Anatomy:
         blocks = [[branch for s in group.sums for branch in s.branches] for group in stack]
         name_schemes(blocks, complete=not unread)
     named = list(zip(found, name_stacks(found), strict=True))
-    stacks = [_stack(stack, name, sums, rejoins) for stack, name in named]
+    stacks = [_stack(stack, name, sums, rejoins, graph) for stack, name in named]
     for group in (group for stack in found for group in stack):
         unread += [gap for s in group.sums for b in s.branches for gap in unseen_ends(b, _path(group, b)[0])]
     unread += lost_parts(kept, attentions) + own_factors(factors, kept)
@@ -144,7 +145,7 @@ def _form(s: Sum) -> tuple[object, ...]:
     return combine(s.stream_factors), len(s.long_skips), ends
 
 
-def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin]) -> Stack:
+def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin], graph: Graph) -> Stack:
     last = stack[-1].sums[-1]
     # A later branch's own entry norm (a decoder's, reading this stack) is not this stack's final norm.
     taken = [norm for s in sums if s is not last for branch in s.branches for norm in branch.norms_in]
@@ -157,6 +158,7 @@ def _stack(stack: list[Group], name: str, sums: list[Sum], rejoins: list[Rejoin]
         _norm(final) if final is not None else None,
         (_hidden(final, last.leaving) if final is not None else last.leaving).site,
         tuple(_long_skip(r, stack) for r in rejoins if _is_within(r, stack)),
+        read_by="norm" if final is not None else reader_of(ends, graph.outputs),
     )
 
 

@@ -7,6 +7,8 @@ Placement = Literal["pre", "post", "res-post", "peri", "none"]
 Kind = Literal["attention", "cross-attention", "feed-forward", "other"]
 Scale = float | Literal["learnt"] | None
 """A number, "learnt" (set by a parameter or an activation), or None without a scale."""
+Reader = Literal["norm", "nothing", "weights"]
+"""What reads the size of a stack's last state: a norm hides it, nothing comes after it, or weights do."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ class Stack:
         long_skips: the sums without a branch, in order.
         complete: whether its whole residual stream was read. Otherwise `Anatomy.unread` lists the gaps, and
             `final_norm` and the number of blocks describe the part that was read.
+        read_by: what reads the size of the last state; "norm" also where the norm comes after linear maps.
     """
 
     name: str
@@ -216,6 +219,7 @@ class Stack:
     hidden: Site
     long_skips: tuple[LongSkip, ...] = ()
     complete: bool = True
+    read_by: Reader = "weights"
 
     @property
     def branches(self) -> tuple[Branch, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from normscope.anatomy import Anatomy
 from normscope.probes.attention import measure_attention
+from normscope.probes.fresh_batch_norms import settled_batch_norms
 from normscope.probes.gradient import measure_gradient
 from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacobian
 from normscope.probes.measurement import Measurement, Measurements, not_measured
@@ -39,4 +40,5 @@ __all__ = [
     "measure_weights",
     "measure_wiring",
     "not_measured",
+    "settled_batch_norms",
 ]

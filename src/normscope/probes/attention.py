@@ -33,6 +33,7 @@ SOFT_MASK, NEAR = -50.0, 25.0  # a finite mask, and the largest size of a logit 
 PIECE = 1 << 20  # elements processed at once, in float64
 
 ENTROPY, SPREAD = "attention/entropy", "attention/logit-spread"
+ONE_KEY = "no query sees two keys"
 LOGIT, PROBABILITY = "attention/max-logit", "attention/max-probability"
 
 
@@ -78,7 +79,7 @@ class _Tally:
             if self.num_choosing:
                 yield value_row(quantity, site, total / self.num_choosing)
             else:
-                yield not_measured(quantity, site, "no query sees two keys")
+                yield not_measured(quantity, site, ONE_KEY)
         if self.num_queries:
             yield value_row(LOGIT, site, self.logit)
             yield value_row(PROBABILITY, site, self.probability / self.num_queries)

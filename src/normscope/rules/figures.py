@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from normscope.anatomy import Stack
+from normscope.probes.attention import ENTROPY, ONE_KEY
 from normscope.rules.rule import Case
 
 
@@ -61,9 +62,14 @@ def relative_gain(case: Case, stack: Stack) -> float | None:
 
 
 def qk_shares(case: Case) -> dict[str, float]:
-    """RMS gradient of W_Q or W_K, the larger, over that of W_V, by branch."""
+    """RMS gradient of W_Q or W_K, the larger, over that of W_V, by branch.
+
+    Attention in which no query sees two keys has no choice to learn, and is left out.
+    """
     q, k, v = (case.finite(f"gradient/{role}") for role in "qkv")
-    return {site: max(q[site], k[site]) / v[site] for site in v if v[site] > 0 and site in q and site in k}
+    idle = {row.site for row in case.table if row.quantity == ENTROPY and ONE_KEY in row.how}
+    sites = [site for site in v if v[site] > 0 and site in q and site in k and site not in idle]
+    return {site: max(q[site], k[site]) / v[site] for site in sites}
 
 
 def _ratio(figures: Mapping[str, float], above: str, below: str) -> float | None:

@@ -19,7 +19,9 @@ DECLINE_FALL = 0.1
 ENTROPY = 0.05
 """Attention entropy, as a share of that of uniform attention, under which an attention is saturated."""
 SPREAD = 1.0
-"""Spread above which a softmax of Gaussian logits condenses on a few keys."""
+"""Spread above which a softmax of Gaussian logits condenses on a few keys …"""
+CONDENSED = 2.0
+"""… and above which Σp² = 1 − 1/spread passes ½: one key outweighs all others together."""
 _HALF, _QUARTER = 4, 8  # fewest blocks for which a half, a quarter of a stack means anything
 
 
@@ -197,14 +199,16 @@ def attention_saturated(case: Case) -> Iterator[Hit]:
     summary="Attention logits are spread so widely that a few keys take the weight: 1/√d_h may be missing.",
     why="""Queries and keys of unit size in d_h dimensions have logits of deviation √d_h; dividing by √d_h
         brings it to 1. The softmax of n Gaussian logits of deviation s shares its weight among many keys
-        while s < √(2 log n); above that it gives the weight to a few, whatever n. At the start these few are
-        random: the average over keys is lost, and the gradient goes to the logits that happen to be
-        largest.""",
-    threshold=f"""Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries, above
-        {SPREAD:g}. A note in one branch, a warning where it holds for half of a model's attention or
+        while s < √(2 log n). Above that a few keys get it, whatever n: the sum of squared probabilities
+        tends to 1 − √(2 log n)/s, so from twice the limit on one key outweighs all others together. At the
+        start these keys are random: the average over keys is lost, and the gradient goes to the logits that
+        happen to be largest.""",
+    threshold=f"""Deviation of a query's logits over √(2 log n), n the keys it sees, mean over queries: a note
+        above {SPREAD:g}; a warning where it is above {CONDENSED:g} in half of a model's attention or
         more.""",
     source="""Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1 (the factor 1/√d_h); Derrida 1981, Phys.
-        Rev. B 24, 2613 (the random-energy model condenses at √(2 log n)).""",
+        Rev. B 24, 2613 (the random-energy model condenses at √(2 log n); its participation ratio); our runs
+        in docs/thresholds.md.""",
     remedy="""Divide the logits by √d_h (the default of scaled_dot_product_attention), or fold the factor into
         the start of W_Q as T5 does. Where the factor is present, start W_Q and W_K smaller or normalise q and
         k (QK-norm).""",
@@ -218,6 +222,6 @@ def unscaled_attention(case: Case) -> Iterator[Hit]:
     message = f"The logits of {len(sites)} of {len(spread)} attentions are spread too widely"
     most = figure(max(spread[s] for s in sites))
     message += f" (up to {most} times the spread at which a few keys take all the weight)."
-    grave = 2 * len(sites) >= len(spread)
+    grave = 2 * sum(value > CONDENSED for value in spread.values()) >= len(spread)
     rows = case.rows(sites, "attention/logit-spread")
     yield Hit(note_or_warning(grave), sites, message, rows)

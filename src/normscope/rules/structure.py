@@ -76,9 +76,11 @@ def _plain_post(branch: Branch) -> bool:
         values whose scale depends on depth and changes while training, and with it the effective learning
         rate of the head.""",
     threshold="""A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no
-        norm after its last block.""",
-    source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN model has
-        one.""",
+        norm after its last block. A note where the stream is the model's output and no weight reads it.
+        Silent where nothing but linear maps lies between the stream and a norm (the neck of a vision
+        backbone): the norm then hides the stream's size.""",
+    source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN language
+        model has one.""",
     remedy="""Put a norm after the last block: nn.TransformerEncoder(layer, L, norm=nn.LayerNorm(d)), or x =
         self.final_norm(x) before the head.""",
     remedies=("final-norm",),
@@ -86,7 +88,8 @@ def _plain_post(branch: Branch) -> bool:
 def missing_final_norm(case: Case) -> Iterator[Hit]:
     rms = case.finite("stream/rms")
     for stack in case.anatomy.stacks:
-        if not stack.complete or stack.final_norm is not None or not _open_stream(stack):
+        normed = stack.final_norm is not None or stack.read_by == "norm"
+        if not stack.complete or normed or not _open_stream(stack):
             continue
         last = stack.blocks[-1]
         message = (
@@ -94,7 +97,10 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
         )
         if last.site in rms:
             message += f" Its output has RMS {figure(rms[last.site])}."
-        yield Hit(Severity.WARNING, (last.site,), message, case.rows((last.site,), "stream/rms"))
+        if stack.read_by == "nothing":
+            message += " No weight of the model reads it: normalise it in what does."
+        grave = stack.read_by == "weights"
+        yield Hit(note_or_warning(grave), (last.site,), message, case.rows((last.site,), "stream/rms"))
 
 
 def _open_stream(stack: Stack) -> bool:

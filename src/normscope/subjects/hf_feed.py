@@ -38,6 +38,8 @@ class Feeder:
     Attributes:
         pairs, images: data that replace the text.
         mask: the id of a hidden token: the model's own, else one that no byte uses.
+        aligned: whether a causal model's own loss compares the logits at t with the label at t (TrOCR), so
+            that the labels must be the next ids.
     """
 
     model: Any
@@ -47,6 +49,7 @@ class Feeder:
     mask: int = 0
     pairs: ParallelCorpus | None = None
     images: Images | None = None
+    aligned: bool = False
 
     @property
     def main(self) -> str:
@@ -110,15 +113,22 @@ def _vocabulary(model: Any) -> int | None:
 def hf_subject(feeder: Feeder, spec: str, notes: tuple[str, ...] = ()) -> Subject:
     """The Subject of the first feed that the model's forward takes."""
     subject = _first(feeder, spec, notes)
-    if feeder.kind != "causal" or fake_mode_of(feeder.model) is not None or _is_causal(subject):
+    if feeder.kind != "causal" or fake_mode_of(feeder.model) is not None:
         return subject
+    if _is_causal(subject):
+        aligned = _shifts(feeder.model, subject.batch) is False
+        return _first(dataclasses.replace(feeder, aligned=True), spec, notes) if aligned else subject
     masked = _first(dataclasses.replace(feeder, kind="masked"), spec, notes)
-    assert isinstance(masked.batch, dict)
-    with looking(feeder.model):
-        shifts = shifts_labels(call_model(feeder.model, masked.batch), masked.batch["labels"])
-    if shifts is False:
+    if _shifts(feeder.model, masked.batch) is False:
         return masked
     return without_loss(subject, _NOT_CAUSAL)
+
+
+def _shifts(model: Any, batch: Batch) -> bool | None:
+    """Whether the model's own loss compares the logits at t with the label at t + 1; None if unknown."""
+    assert isinstance(batch, dict)
+    with looking(model):
+        return shifts_labels(call_model(model, batch), batch["labels"])
 
 
 def _first(feeder: Feeder, spec: str, notes: tuple[str, ...]) -> Subject:
@@ -157,7 +167,8 @@ def _text_feed(feeder: Feeder, corpus: Corpus) -> Feed:
     if kind == "masked":
         return masked_feed(corpus, portions, name, feeder.mask)
     if kind == "causal":
-        return Feed.of(corpus, portions, _causal, f"{corpus}, {portions}, next-token loss", output_loss)
+        words = f"{corpus}, {portions}, next-token loss"
+        return Feed.of(corpus, portions, _shifted if feeder.aligned else _causal, words, output_loss)
     if kind == "seq2seq":
         goal = "the decoder to go on with the text"
         return continued_feed(corpus, portions, name, "labels", goal)
@@ -198,6 +209,14 @@ def _causal(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
         yield {"input_ids": ids, "labels": ids.clone()}  # the model shifts them
 
 
+def _shifted(corpus: Corpus, portions: Portions) -> Iterator[Batch]:
+    for ids in corpus.windows(portions.batch_size, portions.seq_len + 1, portions.seed):
+        yield {
+            "input_ids": ids[:, :-1].contiguous(),
+            "labels": ids[:, 1:].contiguous(),
+        }  # the model does not shift them
+
+
 def _float_feed(feeder: Feeder, name: str, shape: tuple[int, ...]) -> Feed:
     portions, corpus, is_seq2seq = feeder.portions, feeder.corpus, feeder.kind == "seq2seq"
     images = feeder.images if len(shape) == 4 else None
@@ -229,12 +248,14 @@ def _everything(feeder: Feeder) -> Iterator[Feed]:
     if len(floats) + len(texts) < 2:
         return
     shapes = {name: float_shapes(name, feeder.model.config, portions)[0] for name in floats}
+    end = _end_of_text(feeder.model)
 
     def batches(portions: Portions) -> Iterator[Batch]:
         sources = {name: noise(shape, portions.seed) for name, shape in shapes.items()}
         for i, name in enumerate(texts):
             assert corpus is not None
-            sources[name] = corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)
+            windows = corpus.windows(portions.batch_size, portions.seq_len, portions.seed + i)
+            sources[name] = windows if end is None else (_ended(ids, end) for ids in windows)
         while True:
             yield {name: next(source) for name, source in sources.items()}
 
@@ -242,3 +263,16 @@ def _everything(feeder: Feeder) -> Iterator[Feed]:
     if texts:
         words.append(f"{corpus}, {portions}")
     yield Feed(in_blocks(batches, portions), "; ".join(words), notes=_NO_HEAD)
+
+
+def _end_of_text(model: Any) -> int | None:
+    """The id that ends a text, None where the model has none or no embedding for it."""
+    end, vocabulary = getattr(model.config.get_text_config(), "eos_token_id", None), _vocabulary(model)
+    return end if isinstance(end, int) and vocabulary is not None and 0 <= end < vocabulary else None
+
+
+def _ended(ids_BT: Tensor, end: int) -> Tensor:
+    """Texts that end as the model expects: CLIP reads the token at the end, else the first one."""
+    ids_BT = ids_BT.clone()
+    ids_BT[:, -1] = end
+    return ids_BT
