@@ -1,4 +1,4 @@
-"""What reads the size of the stream that a stack without a final norm hands on."""
+"""Readers of the stream that a stack without a final norm hands on: a norm, nothing, or weights."""
 
 import pytest
 import torch

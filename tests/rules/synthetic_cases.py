@@ -100,6 +100,11 @@ def ends(first: float, last: float = 1.0, rms: float = 2.0) -> Case:
     return case(*figures, ("stream/rms", "layers.0", rms), ("stream/rms", "layers.11", rms))
 
 
+def partly_read(given: Case) -> Case:
+    """The same where the stacks were not read as a whole."""
+    return replace(given, anatomy=partly(given.anatomy))
+
+
 def starved(ratio: float, count: int = 12) -> Case:
     figures = [("gradient/v", f"layers.{i}.attn", 3.0) for i in range(12)]
     for role in "qk":
@@ -363,8 +368,14 @@ PAIRS: dict[str, list[Pair]] = {
             case(*everywhere("attention/logit-spread", 0.1)),
         ),
     ],
-    "NS301": [Pair("ends", W, ends(UNDER / gradient.SPREAD), ends(OVER / gradient.SPREAD))],
-    "NS302": [Pair("ends", W, ends(OVER * gradient.SPREAD), ends(UNDER * gradient.SPREAD))],
+    "NS301": [
+        Pair("ends", W, ends(UNDER / gradient.SPREAD), ends(OVER / gradient.SPREAD)),
+        Pair("in part", N, partly_read(ends(UNDER / gradient.SPREAD)), ends(OVER / gradient.SPREAD)),
+    ],
+    "NS302": [
+        Pair("ends", W, ends(OVER * gradient.SPREAD), ends(UNDER * gradient.SPREAD)),
+        Pair("in part", N, partly_read(ends(OVER * gradient.SPREAD)), ends(UNDER * gradient.SPREAD)),
+    ],
     "NS303": [
         Pair("all", W, starved(gradient.STARVED * UNDER), starved(gradient.STARVED * OVER)),
         Pair("keys are fed", W, starved(gradient.STARVED * UNDER), starved_queries()),
@@ -392,6 +403,7 @@ PAIRS: dict[str, list[Pair]] = {
             gain(2 * jacobian.DECADES, 10**-jacobian.DECADES * OVER),
             gain(2 * jacobian.DECADES, 10**-jacobian.DECADES * UNDER),
         ),
+        Pair("in part", N, partly_read(gain(jacobian.DECADES * OVER)), gain(jacobian.DECADES * UNDER)),
         Pair("contraction", W, gain(-jacobian.DECADES * OVER), gain(-jacobian.DECADES * UNDER)),
         Pair("expansion", W, gain(jacobian.DECADES * OVER), gain(jacobian.DECADES * UNDER)),
     ],

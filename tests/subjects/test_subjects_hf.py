@@ -61,7 +61,7 @@ def test_a_text_beside_images_ends_as_the_model_expects() -> None:
     vision = json.dumps(small | {"image_size": 32, "patch_size": 8})
     for end in (7, 9):
         text = json.dumps(small | {"vocab_size": 260, "eos_token_id": end})
-        batch = load(f"hf:clip,text_config={text},vision_config={vision}").batch
+        batch = load(f"hf:clipseg,text_config={text},vision_config={vision}").batch
         assert isinstance(batch, dict)
         assert (batch["input_ids"][:, -1] == end).all()
 

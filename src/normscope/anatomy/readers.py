@@ -1,4 +1,4 @@
-"""What reads the stream that a stack without a final norm hands on, as far as its size is concerned."""
+"""Readers of the stream that a stack without a final norm hands on, as far as its size is concerned."""
 
 from collections.abc import Iterable, Iterator
 

@@ -8,7 +8,7 @@ Kind = Literal["attention", "cross-attention", "feed-forward", "other"]
 Scale = float | Literal["learnt"] | None
 """A number, "learnt" (set by a parameter or an activation), or None without a scale."""
 Reader = Literal["norm", "nothing", "weights"]
-"""What reads the size of a stack's last state: a norm hides it, nothing comes after it, or weights do."""
+"""The reader of the size of a stack's last state: a norm that hides it, nothing at all, or weights."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from statistics import median
 from normscope.anatomy import Stack
 from normscope.probes.jacobian.derivative import TOLERANCE
 from normscope.rules.figures import ends, qk_shares, relative_gradients
-from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 
 SPREAD = 1e3
@@ -28,7 +27,7 @@ WRONG = TOLERANCE
         changes the loss. Rescaling x does not change it, so stacks with and without norms can be compared.
         Adam's division hides a vanishing gradient until it nears Adam's ε or the batch's noise.""",
     threshold=f"""Relative gradient at the first block under 1/{SPREAD:g} of that at the last block of the
-        stack.""",
+        stack: a warning, or a note where the stack's stream was not read as a whole.""",
     source="""Xiong et al. 2020, arXiv:2002.04745; Wang et al. 2022, arXiv:2203.00555; the figures in
         docs/thresholds.md.""",
     remedy="""Give the gradient a path around the norms (Pre-LN, or DeepNorm's α on the skip), and check that
@@ -49,7 +48,7 @@ def gradient_vanish(case: Case) -> Iterator[Hit]:
         that divide by a tiny deviation (their Jacobian is 1/σ), make the relative gradient ‖∂loss/∂x‖ ·
         RMS(x) grow at every block. A global clip then removes the upper blocks' step.""",
     threshold=f"""Relative gradient at the first block above {SPREAD:g} times that at the last block of the
-        stack.""",
+        stack: a warning, or a note where the stack's stream was not read as a whole.""",
     source="Wang et al. 2022, arXiv:2203.00555; the figures in docs/thresholds.md.",
     remedy="""Normalise the branches' input, start the branches small (output projections × 1/√(2L)),
         normalise q and k where logits grow. Clipping does not even it out: it scales the gradient of all
@@ -152,4 +151,4 @@ def _hit(case: Case, stack: Stack, pair: tuple[float, float], what: str) -> Hit:
         f"block and {figure(pair[0])} after the first."
     )
     rows = case.rows(sites, "gradient/stream", "stream/rms")
-    return Hit(Severity.WARNING, sites, message, rows)
+    return Hit(note_or_warning(stack.complete), sites, message, rows)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from normscope.anatomy import Stack
 from normscope.rules.figures import ends, relative_gain
-from normscope.rules.finding import Severity
-from normscope.rules.rule import Case, Hit, figure, rule
+from normscope.rules.rule import Case, Hit, figure, note_or_warning, rule
 
 DECADES = 2.0
 """Largest |log10| of the gain relative to the stream's own growth. Published models: under 0.4."""
@@ -19,9 +18,10 @@ DECADES = 2.0
         happens to a difference of one percent. Far below one, different inputs arrive alike, and the
         gradient, which passes through Jᵀ, shrinks as much. Far above one, the map is chaotic and so are its
         gradients.""",
-    threshold=f"""log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}.
-        Stacks that a token enters with less than 10^-{DECADES:g} of the stream's RMS are left out: for such a
-        token (ViT-MAE's class token starts at 0) every change is a large one.""",
+    threshold=f"""log10 of the RMS gain of the stack, less log10 of the stream's growth, outside ±{DECADES:g}:
+        a warning, or a note where the stack's stream was not read as a whole. Stacks that a token
+        enters with less than 10^-{DECADES:g} of the stream's RMS are left out: for such a token
+        (ViT-MAE's class token starts at 0) every change is a large one.""",
     source="""Schoenholz et al. 2017, arXiv:1611.01232 (order and chaos); Dong et al. 2021, arXiv:2103.03404;
         the figures in docs/thresholds.md.""",
     remedy="""Against contraction: fewer Post-LN blocks, or a scaled skip (DeepNorm). Against expansion: norms
@@ -42,7 +42,7 @@ def gain_spread(case: Case) -> Iterator[Hit]:
         )
         rows = case.rows((stack.name,), "jacobian/contraction")
         rows += case.rows((f"{stack.name}.input", stack.blocks[-1].site), "stream/rms")
-        yield Hit(Severity.WARNING, ends(stack), message, rows)
+        yield Hit(note_or_warning(stack.complete), ends(stack), message, rows)
 
 
 def _has_faint_token(case: Case, stack: Stack) -> bool:
