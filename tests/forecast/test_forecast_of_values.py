@@ -5,8 +5,12 @@ import random
 
 import pytest
 
+from normscope.anatomy import read_anatomy
+from normscope.forecast import forecast
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import SHARED, decide
+from normscope.subjects import load
+from normscope.train import Recipe
 
 Curve = list[ForecastStep]
 
@@ -53,6 +57,15 @@ def test_batches_of_values_that_agree_train(curve: Curve, baseline: float | None
     assert (said.score is None) == (outcome == "undecided")
     if said.score is not None:
         assert (said.score > 0) == (outcome == "trains")
+
+
+def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:
+    spec = "nn:vision,scheme=pre,depth=2,width=16,heads=1,image=8,patch=4,channels=1"
+    subject = load(spec, images="digits", batch_size=32, seed=0)
+    said = forecast(subject, read_anatomy(subject), Recipe(lr=2e-3, steps=20))
+    assert not said.tokens
+    assert said.outcome == "trains"
+    assert "under the loss without the input" in said.reason
 
 
 def test_a_few_steps_decide_nothing() -> None:

@@ -169,8 +169,8 @@ def test_batches_that_repeat_are_counted_once() -> None:
 
 
 def test_more_batches_are_read_until_the_entropy_is_known() -> None:
-    """The entropy of a vocabulary of thousands needs more than 64 small batches."""
-    shares = 1 / torch.arange(1.0, 3001)
+    """The entropy of a vocabulary of 20,000 needs more than 64 small batches."""
+    shares = 1 / torch.arange(1.0, 20_001)
     shares /= shares.sum()
     entropy = float(-(shares * shares.log()).sum())
 
@@ -179,7 +179,7 @@ def test_more_batches_are_read_until_the_entropy_is_known() -> None:
         while True:
             yield torch.multinomial(shares, 4 * 65, True, generator=generator).view(4, 65)
 
-    model = nn.Sequential(nn.Embedding(3000, 8), nn.Linear(8, 3000))
+    model = nn.Sequential(nn.Embedding(20_000, 8), nn.Linear(8, 20_000))
     assert targets_entropy(subject_of(model, words(), next_token)) == pytest.approx(entropy, abs=0.05)
 
 

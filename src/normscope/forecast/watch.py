@@ -110,9 +110,8 @@ class WatchedTrial:
 
 
 def fed_tokens(subject: Subject) -> bool:
-    """Whether the batches are token ids, so that batches share something to learn."""
-    known = subject.unigram_entropy is not None and not subject.has_own_batches
-    return known or is_of_tokens(subject.batch)
+    """Whether the batches are token ids, whose tokens a run learns to tell apart."""
+    return is_of_tokens(subject.batch)
 
 
 def train_copies(
