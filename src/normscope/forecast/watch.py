@@ -110,7 +110,7 @@ class WatchedTrial:
 
 
 def fed_tokens(subject: Subject) -> bool:
-    """Whether the batches are token ids, whose tokens a run learns to tell apart."""
+    """Whether the batches are token ids; others are measured values, such as images or series."""
     return is_of_tokens(subject.batch)
 
 
