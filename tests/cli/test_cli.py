@@ -234,6 +234,8 @@ def test_help_keeps_the_name_of_the_table(capsys: pytest.CaptureFixture[str]) ->
         (["train", "m", "--max-steps", "3"], "; did you mean --steps?"),
         (["map", "--scheme", "post"], "; did you mean --schemes?"),
         (["check", "m", "--optimiser", "sgd"], "; did you mean --optimizer?"),
+        (["check", "m", "--html"], "; did you mean --format html?"),
+        (["diff", "a", "b", "--markdown", "x.md"], "; did you mean --format markdown?"),
         (["check", "m", "--zzzz"], "."),
         (["check", "m", "-z"], "."),
         (["anatomy", "m", "--lr", "3"], "."),

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,18 @@ def _one_line(error: typer.TyperException) -> str:
 def _unknown_option(name: str, context: Any) -> str:
     """The message for an option that the command does not have, with the nearest that it has."""
     options = {option.strip("-"): option for param in context.command.params for option in param.opts}
+    for param in context.command.params:  # --html for --format html
+        if param.opts[0].startswith("--") and name.strip("-") in _choices(param):
+            return f"No such option: {name}; did you mean {param.opts[0]} {name.strip('-')}?"
     best = nearest(name.strip("-"), [word for word, option in options.items() if option.startswith("--")])
     return f"No such option: {name}" + (f"; did you mean {options[best]}?" if best is not None else "")
+
+
+def _choices(param: Any) -> list[str]:
+    """The words that an option takes, where these are a fixed few."""
+    kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
+    members: list[Any] = list(kind) if isinstance(kind, EnumType) else []
+    return [str(each.value) for each in members]
 
 
 def _in_file(error: typer.TyperException, context: Any) -> str | None:
