@@ -11,6 +11,7 @@ from normscope.anatomy.axes import counted
 from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.replay import CannotReplay, Replay
+from normscope.compare.indices import features
 from normscope.compare.logits import logit_facts
 from normscope.compare.rotary import rotary_facts
 from normscope.compare.ways import Way, way_to
@@ -60,8 +61,18 @@ def _heads(branch: FoundBranch, roles: dict[Op, tuple[str, ...]]) -> Facts:
     elif ("q", "k", "v") in made:
         rest = made["q", "k", "v"] - heads * width
         kv_heads = rest // (width + value_width) if rest > 0 and rest % (width + value_width) == 0 else None
+        if kv_heads != heads:  # the map may make more than q, k and v
+            kv_heads = _heads_of_value(branch, roles) or kv_heads
     facts: Facts = {"heads": heads, "head_width": width, "value_width": value_width}
     return facts | ({"kv_heads": kv_heads} if kv_heads else {})
+
+
+def _heads_of_value(branch: FoundBranch, roles: Mapping[Op, tuple[str, ...]]) -> int | None:
+    """The heads of v, by the features of one fused map that are moved to it; None where they are changed."""
+    maps = [op for op in branch.mixers if roles.get(op) == ("q", "k", "v")]
+    value = branch.attentions[0].value
+    moved = features(maps[0].outputs[0]).get(value) if len(maps) == len(branch.attentions) == 1 else None
+    return None if moved is None else len(moved.unique()) // value.shape[-1]
 
 
 def _features(value: Value) -> int:

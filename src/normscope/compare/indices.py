@@ -15,7 +15,8 @@ from normscope.anatomy.ops import CASTS, PARTS, VIEWS, op_set
 
 NOWHERE = -1
 """The number of an element that comes from elsewhere."""
-_MOVES = CASTS | VIEWS | PARTS
+_PATCHES = "im2col"
+_MOVES = CASTS | VIEWS | PARTS | op_set(f"unfold {_PATCHES}")
 _ELEMENTWISE = op_set("add sub rsub mul div neg where masked_fill tanh clamp pow sqrt rsqrt exp sigmoid")
 _SHAPED = ("view", "_unsafe_view")
 _LARGEST = 2**27  # numbers of one tensor that is followed
@@ -31,6 +32,12 @@ def features(output: Value) -> dict[Value, Tensor]:
     """Values that only move the data of `output` → number of its feature (last axis) in each place."""
     numbers = torch.arange(output.shape[-1]).expand(output.shape).contiguous()
     return _followed({output: numbers}, lambda value: value.live)
+
+
+def data(leaf: Value) -> dict[Value, Tensor]:
+    """Values that only move the data of `leaf` → number of its element in each place."""
+    numbers = torch.arange(leaf.numel).reshape(leaf.shape)
+    return _followed({leaf: numbers}, lambda value: value.live)
 
 
 def _followed(start: dict[Value, Tensor], belongs: Callable[[Value], bool]) -> dict[Value, Tensor]:
@@ -58,12 +65,15 @@ def _run(op: Op, known: dict[Value, Tensor]) -> list[Tensor | None]:
         return [same[0]] if same else []
     if op.base not in _MOVES or op.virtual or not op.name.startswith("aten."):
         return []
+    if op.base == _PATCHES and any(op.args[3]):  # padding has no number
+        return []
 
     def number(argument: Any) -> Any:
         if not isinstance(argument, Value):
             return argument
         found = known.get(argument)
-        return torch.full(argument.shape, NOWHERE) if found is None else found
+        numbers = torch.full(argument.shape, NOWHERE) if found is None else found
+        return numbers.double() if op.base == _PATCHES else numbers  # it takes no whole numbers
 
     if any(
         isinstance(v, Value) and not v.floating and v not in known for v in tree_leaves((op.args, op.kwargs))
@@ -79,4 +89,4 @@ def _run(op: Op, known: dict[Value, Tensor]) -> list[Tensor | None]:
         result = function(*args, **kwargs)
     except (RuntimeError, TypeError, AttributeError, IndexError):
         return []
-    return [leaf if isinstance(leaf, Tensor) else None for leaf in tree_leaves(result)]
+    return [leaf.long() if isinstance(leaf, Tensor) else None for leaf in tree_leaves(result)]

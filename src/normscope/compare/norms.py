@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from normscope.anatomy.branches import FoundBranch
 from normscope.anatomy.graph import Op, Value
 from normscope.anatomy.norms import FoundNorm
 from normscope.anatomy.ops import CONVOLUTIONS, SAME
@@ -61,8 +62,11 @@ def norm_bias(norm: FoundNorm) -> Value | None:
     return None
 
 
-def bias_behind(total: Value) -> Value | None:
-    """The bias that is added after a residual sum, as `x = x + y @ w + b` does."""
+def bias_behind(branch: FoundBranch) -> Value | None:
+    """The bias after a residual sum, as in `x = x + y @ w + b`; of branches of one sum, the last has it."""
+    total = branch.sum.value
+    if any(other.output.index > branch.output.index for other in branch.sum.branches):
+        return None
     users = [op for op in total.users if op.outputs]
     if len(users) != 1 or users[0].base != "add":
         return None

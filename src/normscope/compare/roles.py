@@ -12,6 +12,7 @@ from normscope.anatomy.ops import CONVOLUTIONS, weight_of
 from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.replay import leaves_of
 from normscope.compare.norms import bias_behind, bias_of, norm_bias
+from normscope.compare.patch_columns import patch_columns
 
 Roles = dict[str, list[str]]
 
@@ -23,7 +24,7 @@ def branch_parameters(branch: FoundBranch, roles: Mapping[Op, tuple[str, ...]]) 
         _put(found, _name_of(parameter_of(op)), each)
         _put(found, _leaf(bias_of(op)), [f"bias of {role}" for role in each])
     if roles:
-        _put(found, _leaf(bias_behind(branch.sum.value)), [f"bias of {role}" for role in last_map(roles)[1]])
+        _put(found, _leaf(bias_behind(branch)), [f"bias of {role}" for role in last_map(roles)[1]])
     for number, norm in enumerate(branch.norms):
         _norm(found, norm, f"norm {number}")
     inner = (v.norm for v in branch.region if v.norm is not None and v.norm not in branch.norms)
@@ -58,7 +59,8 @@ def entry_parameters(entry: Value, context: int | None) -> Roles:
         _put(found, _leaf(max(tokens, key=lambda v: v.numel)), ["token embeddings"])
     for value in behind:
         if value.op is not None and weight_of(value.op) is not None:
-            kind = "patches" if value.base in CONVOLUTIONS else "a map after the embeddings"
+            is_of_patches = value.base in CONVOLUTIONS or patch_columns(value.op) is not None
+            kind = "patches" if is_of_patches else "a map after the embeddings"
             _put(found, _name_of(parameter_of(value.op)), [kind])
             _put(found, _leaf(bias_of(value.op)), [f"bias of {kind}"])
         if value.norm is not None:

@@ -5,6 +5,7 @@ recorded graph: which op reads what, and what a part of it computes (`normscope.
 modules and classes play no part, except for the dropout rate of a fused attention.
 """
 
+import math
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -219,7 +220,8 @@ def _experts(down: Op, downs: Sequence[Op]) -> int:
     """The number of experts, of which one has `down` as its last map."""
     weight, parameter = weight_of(down), parameter_of(down)
     is_packed = parameter is not None and len(parameter.shape) == 3 and down.base not in CONVOLUTIONS
-    is_layer = weight is not None and len(weight.shape) == 2 and len(downs) == 1  # of the stacked ones
+    is_one = weight is not None and math.prod(weight.shape[:-2]) == 1
+    is_layer = is_one and len(downs) == 1  # of the stacked ones
     if parameter is not None and is_packed and not is_layer:
         return parameter.shape[0]
     return len({_name(op) for op in downs})
@@ -229,7 +231,7 @@ def _biases(roles: Mapping[Op, tuple[str, ...]], branch: FoundBranch) -> list[st
     """Roles of the projections that add a bias."""
     order = ("q", "k", "v", "o", "gate", "up", "down", "other")
     found = {role for op, each in roles.items() if bias_of(op) is not None for role in each}
-    if roles and bias_behind(branch.sum.value) is not None:
+    if roles and bias_behind(branch) is not None:
         found.update(last_map(roles)[1])
     return [role for role in order if role in found]
 

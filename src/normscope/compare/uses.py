@@ -15,6 +15,7 @@ from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
 from normscope.compare.keys import OUTSIDE, At, Key, way_in
 from normscope.compare.made import made_in, read_by, sources, values_of
+from normscope.compare.patch_columns import patch_columns
 from normscope.compare.pieces import OUT, Piece, Slot, rows_first, span, stored, whole
 from normscope.compare.walk import Twin
 from normscope.probes.roles import OPERANDS
@@ -256,6 +257,8 @@ class Uses:
     def _matrix(self, start: Value, where: Tensor, op: Op) -> Iterator[Piece]:
         canonical = rows_first(where, op)
         at, parts = self._parts(op, canonical.shape[0])
+        if "patches" in parts and canonical.ndim == 2 and (columns := patch_columns(op)) is not None:
+            canonical = canonical[:, columns]
         if len(start.shape) > 2 and tuple(parts) in _READ and (columns := stored(canonical)) is not None:
             self.columns[op] = columns
             canonical = canonical[:, columns]
@@ -296,7 +299,7 @@ class Uses:
             return "patches"
         later = search([op.outputs[0]], lambda v: v.successors)
         is_last = not any(weight_of(v.op) is not None for v in later if v is not op.outputs[0])
-        return "head" if is_last else "map"
+        return "head" if is_last else "map" if patch_columns(op) is None else "patches"
 
     def _bias(self, where: Tensor, op: Op, source: Op) -> Iterator[Piece]:
         """The bias of a map, split as its weight."""
