@@ -56,6 +56,24 @@ class ExpandedBias(Sequential):
         return y + self.down.bias.expand_as(y) + x
 
 
+class OwnBias(ExpandedBias):
+    """The same with biases that no layer holds."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        super().__init__(parallel=parallel)
+        self.after_mixing, self.after_hidden = (
+            nn.Parameter(torch.ones(WIDTH)),
+            nn.Parameter(torch.ones(WIDTH)),
+        )
+        self.o.bias = self.down.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attend(self.norm(x)) @ self.o.weight.T
+        x = y + self.after_mixing.expand_as(y) + x
+        y = F.gelu(self.up(self.norm2(x))) @ self.down.weight.T
+        return y + self.after_hidden.expand_as(y) + x
+
+
 class LastBias(Sequential):
     """Python adds the bias of the feed-forward to the sum of both branches."""
 
@@ -108,6 +126,14 @@ def test_another_way_to_hold_the_same_is_no_difference(
     pair = [model(Sequential, parallel=parallel), model(block, parallel=parallel)]
     found = normscope.diff(*pair[:: -1 if turned else 1], batch=IDS, parts="structure", reraise=True)
     assert found.of(Part.STRUCTURE) == ()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_expanded_bias_has_its_partner(turned: bool) -> None:
+    pair = [model(Sequential, parallel=False), model(OwnBias, parallel=False)]
+    found = normscope.diff(*pair[:: -1 if turned else 1], batch=IDS, parts="function", reraise=True)
+    assert found.of(Part.FUNCTION) == ()
+    assert not any("guessed" in note or "without a partner" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("block", "parallel"), [(ExpandedBias, False), (LastBias, True)])

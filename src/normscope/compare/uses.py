@@ -15,6 +15,7 @@ from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
 from normscope.compare.keys import OUTSIDE, At, Key, way_in
 from normscope.compare.made import made_in, read_by, sources, values_of
+from normscope.compare.norms import unexpanded
 from normscope.compare.patch_columns import patch_columns
 from normscope.compare.pieces import OUT, Piece, Slot, rows_first, span, stored, whole
 from normscope.compare.walk import Twin
@@ -303,7 +304,8 @@ class Uses:
 
     def _bias(self, where: Tensor, op: Op, source: Op) -> Iterator[Piece]:
         """The bias of a map, split as its weight."""
-        flat = where.reshape(-1)
+        rows = where.reshape(-1, where.shape[-1]) if where.dim() else where.reshape(1, 1)
+        flat = rows[0] if bool((rows == rows[:1]).all()) else where.reshape(-1)  # it may be expanded
         at, parts = self._parts(source, len(flat))
         if len(flat) == 1:  # one number for all features
             parts = dict.fromkeys(list(parts)[:1], torch.arange(1))
@@ -355,10 +357,11 @@ def _is_broadcast(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 def _matmul_behind(op: Op, bias: Value) -> Op | None:
     """The parameterised matmul whose output an op adds `bias` to."""
+    bias = unexpanded(bias)
     shape = tuple(bias.shape)
     is_vector = bias.numel <= 1 or sum(n > 1 for n in shape) <= 1
     for value in op.inputs:
-        if value is bias or not value.live:
+        if not value.live:
             continue
         if not is_vector and not _is_broadcast(shape, value.shape):  # features parted into heads
             continue
