@@ -12,6 +12,7 @@ from normscope.anatomy.projections import parameter_of
 from normscope.anatomy.replay import CannotReplay, Replay
 from normscope.compare.activation import biased, read_activation
 from normscope.compare.norms import bias_of, norm_facts, one
+from normscope.compare.patch_columns import patch_columns
 
 Facts = dict[str, Any]
 _TINY, _HUGE = 1e-3, 1e6
@@ -25,10 +26,11 @@ def entry_facts(entry: Value, parameters: Mapping[str, nn.Parameter], replay: Re
     tokens = [v for v in tables if _reads_ids(v)]
     if not tokens:
         patches = [v for v in behind if v.base in CONVOLUTIONS and v.live]
+        patches = patches or [v for v in behind if v.op is not None and patch_columns(v.op) is not None]
         if not patches:
             return {}
         first = min(patches, key=lambda v: v.index)
-        facts: Facts = {"patch": list(first.inputs[1].shape[2:])}
+        facts: Facts = {"patch": list(first.inputs[1].shape[2:])} if first.base in CONVOLUTIONS else {}
         return facts | _around(first, entry, parameters, replay)
     first = max(tokens, key=lambda v: v.inputs[0].numel)
     facts = {"vocabulary": first.inputs[0].shape[0]}
