@@ -132,6 +132,15 @@ def test_dropout_that_is_left_on_is_named() -> None:
     assert (difference.name, difference.a, difference.b) == ("dropout-left-on", "deterministic", "random")
 
 
+def test_the_search_for_a_random_step_is_made_once() -> None:
+    a, b = pair()
+    b.__class__ = Dropping
+    b.ln_f.eps = 1e-2
+    forwards = compared(a, b).parts[0].figures["forwards"]
+    given, walked, other_seed = 2, 2, 1
+    assert forwards["b"] <= 2 + given + walked + other_seed + 3
+
+
 def test_two_random_models_are_compared_with_the_same_random_numbers() -> None:
     found = compared(Dropping(), Dropping())
     assert found.differences == ()

@@ -100,6 +100,8 @@ class _Function:
     rtol: float | None
     said: str = ""
     stood: Walked | None = None
+    random_a: Key | None = None
+    random_b: Key | None = None
     notes: list[str] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
     found: list[tuple[float, Difference]] = field(default_factory=list)
@@ -223,8 +225,8 @@ class _Function:
         shaken_b = self.two.walk(own=own, shaken=True, seed=_SEED)
         noise = noise_of(steps_a, shaken_a, self.one.real)
         others = noise_of(steps_b, shaken_b, self.two.real)
-        self.random_a = _first_random(noise, steps_a, self.one)
-        self.random_b = _first_random(others, steps_b, self.two)
+        self.random_a = self.random_a or _first_random(noise, steps_a, self.one)
+        self.random_b = self.random_b or _first_random(others, steps_b, self.two)
         to_a = self.rows.to_a
         for (*at, name), rounding in others.items():
             place = to_a.get(tuple(at))  # type: ignore[arg-type]
