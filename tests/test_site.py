@@ -19,6 +19,8 @@ NOT_OURS = {
     "--own",
     "--head",
     "--normscope-budget",
+    "--cells",
+    "--part",
     "--nproc-per-node",
     "--python-version",
     "--set",
@@ -51,8 +53,10 @@ def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - options == set(), path
         assert set(re.findall(r"normscope bench ([\w-]+)", text)) - set(BENCHES) == set(), path
-        for module in re.findall(r"(?:-m |from )benchmarks\.(\w+)", text):
-            assert (ROOT / "benchmarks" / f"{module}.py").exists(), (path, module)
+        for module in re.findall(r"(?:-m |from )benchmarks\.(\w+(?:\.\w+)*)", text):
+            place = ROOT / "benchmarks" / module.replace(".", "/")
+            found = (place.with_suffix(".py"), place / "__main__.py")
+            assert any(each.exists() for each in found), (path, module)
 
 
 def test_the_command_line_is_whole() -> None:
