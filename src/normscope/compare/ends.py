@@ -116,14 +116,11 @@ def _added(added: Value, inside: set[Value], parameters: Mapping[str, nn.Paramet
         return found
     if core.base == "embedding" and core.inputs[0].is_weight:
         return _table(core, parameters, replay)
-    table = core
-    while table.base in SAME | {"slice", "narrow"}:  # the rows of the batch's tokens
-        table = table.source
-    if core.is_weight and table.op is None:
-        sizes = [n for n in table.shape[:-1] if n > 1]
+    if core.is_weight and core.op is None:
+        sizes = [n for n in core.shape[:-1] if n > 1]
         if not sizes:
             return {}
-        return {"positions": _learnt(table, parameters), "context": max(sizes)}
+        return {"positions": _learnt(core, parameters), "context": max(sizes)}
     if core.is_weight:
         return {"positions": "learnt"}
     try:

@@ -70,16 +70,9 @@ def bias_behind(branch: FoundBranch) -> Value | None:
     users = [op for op in total.users if op.outputs]
     if len(users) != 1 or users[0].base != "add":
         return None
-    others = [unexpanded(v) for v in users[0].inputs if v is not total]
+    others = [v.behind(SAME) for v in users[0].inputs if v is not total]
     is_vector = len(others) == 1 and others[0].is_weight and others[0].numel == total.shape[-1]
     return others[0] if is_vector else None
-
-
-def unexpanded(value: Value) -> Value:
-    """The value that is viewed or expanded to this one."""
-    while value.base in SAME:
-        value = value.source
-    return value
 
 
 def bias_of(op: Op) -> Value | None:
@@ -88,7 +81,7 @@ def bias_of(op: Op) -> Value | None:
     if own is not None:
         return own if own.is_weight else None
     added = bias_added(op)
-    return None if added is None else next(unexpanded(v) for v in added.inputs if v.is_weight)
+    return None if added is None else next(v.behind(SAME) for v in added.inputs if v.is_weight)
 
 
 def _own_bias(op: Op) -> Value | None:
@@ -108,7 +101,7 @@ def bias_added(op: Op) -> Op | None:
         if len(value.users) != 1 or not value.users[0].outputs:
             return None
         user = value.users[0]
-        others = [unexpanded(v) for v in user.inputs if v is not value]
+        others = [v.behind(SAME) for v in user.inputs if v is not value]
         if user.base == "add" and len(others) == 1 and others[0].is_weight:
             is_bias = others[0].numel in {1, value.shape[-1], op.outputs[0].shape[-1]}
             return user if is_bias else None

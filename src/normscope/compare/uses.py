@@ -15,7 +15,6 @@ from normscope.compare.fused import RowsOf, attention_rows, gate_and_up
 from normscope.compare.indices import elements
 from normscope.compare.keys import OUTSIDE, At, Key, way_in
 from normscope.compare.made import made_in, read_by, sources, values_of
-from normscope.compare.norms import unexpanded
 from normscope.compare.patch_columns import patch_columns
 from normscope.compare.pieces import OUT, Piece, Slot, rows_first, span, stored, whole
 from normscope.compare.walk import Twin
@@ -357,7 +356,7 @@ def _is_broadcast(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 def _matmul_behind(op: Op, bias: Value) -> Op | None:
     """The parameterised matmul whose output an op adds `bias` to."""
-    bias = unexpanded(bias)
+    bias = bias.behind(SAME)
     shape = tuple(bias.shape)
     is_vector = bias.numel <= 1 or sum(n > 1 for n in shape) <= 1
     for value in op.inputs:
