@@ -108,3 +108,13 @@ def test_the_lowest_point_lies_between_the_neighbours_of_the_lowest_value() -> N
         i = values.index(min(values))
         found = lowest(places, values)
         assert places[max(0, i - 1)] <= found <= places[min(len(places) - 1, i + 1)]
+
+
+def test_a_warm_up_that_is_longer_than_the_trial_was_not_in_it() -> None:
+    bare, longer = ladder(1e-3), [dataclasses.replace(one, warmup=500) for one in ladder(1e-3)]
+    assert [one.trial_warmup for one in longer] == [0] * len(longer)
+    assert best_rate(longer) == best_rate(bare)
+    helped = dataclasses.replace(longer[0], outcome="needs-warmup")
+    assert helped.trial_warmup == helped.steps // 2
+    assert best_rate([dataclasses.replace(one, outcome="needs-warmup") for one in longer]).rate is not None
+    assert dataclasses.replace(bare[0], warmup=7).trial_warmup == 7

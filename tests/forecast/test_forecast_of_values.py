@@ -57,6 +57,7 @@ def test_batches_of_values_that_agree_train(curve: Curve, baseline: float | None
     assert (said.score is None) == (outcome == "undecided")
     if said.score is not None:
         assert (said.score > 0) == (outcome == "trains")
+    assert "unigram" not in said.reason
 
 
 def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:

@@ -31,7 +31,7 @@ from normscope.forecast import (
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, fed_tokens, measured_steps
+from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
@@ -39,6 +39,7 @@ from normscope.recording.tape import tensors_of
 from normscope.rules import RULES, parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
+from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
@@ -409,7 +410,7 @@ class Following(Counting):
             tuple(self.curve),
             decision.score,
             self.check.subject.best_constant,
-            fed_tokens(self.check.subject),
+            is_of_tokens(self.check.subject.batch),
             certainty(decision, self.curve),
         )
 

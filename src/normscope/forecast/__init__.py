@@ -1,9 +1,9 @@
 """Forecasting: train a copy of the model for a few steps and predict the run from them.
 
-`one_rate` and `ladder` (several learning rates at once) train copies of the model; `best_rate` names the
-rate to use. `watch` steps them and
+`one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements; `record` holds the types of the results. The
+diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `best_rate` names
+the rate to use; `baseline` and `targets` find the loss to beat. `record` holds the types of the results. The
 evidence is in docs/forecast.md.
 """
 

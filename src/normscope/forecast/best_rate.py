@@ -29,7 +29,7 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     Args:
         rungs: forecasts of one model at several rates, with the same warm-up and number of steps.
     """
-    healthy = [rung for rung in rungs if rung.outcome in ("trains", "slow", "undecided")]
+    healthy = [rung for rung in rungs if rung.trains or rung.outcome in ("slow", "undecided")]
     ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
     if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
@@ -49,7 +49,7 @@ def end_loss(rung: Forecast) -> float | None:
         return None
     last = rung.curve[-1]
     half = min(rung.curve[:-1], key=lambda each: abs(each.step - last.step / 2))
-    before, now = (at_full_rate(each.step, rung.warmup) for each in (half, last))
+    before, now = (at_full_rate(each.step, rung.trial_warmup) for each in (half, last))
     if not 0 < before < now or not math.isfinite(last.loss):
         return None
     times = KEPT * max(0.0, math.log2(CRITERION_STEPS / last.step)) / math.log2(now / before)

@@ -11,9 +11,10 @@ from normscope.errors import UsageError
 from normscope.forecast.certainty import certainty
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
-from normscope.forecast.watch import Progress, fed_tokens, train_copies
+from normscope.forecast.watch import Progress, train_copies
 from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
+from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.targets import num_random_ids
 from normscope.train import LiveOptimizers, Recipe, in_flushed_thread
@@ -123,7 +124,7 @@ def as_forecast(
         tuple(curve),
         decision.score,
         subject.best_constant,
-        fed_tokens(subject),
+        is_of_tokens(subject.batch),
         certainty(decision, curve),
     )
 

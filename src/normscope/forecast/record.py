@@ -91,6 +91,16 @@ class Forecast:
         return self.outcome in ("collapses", "plateau", "diverges")
 
     @property
+    def trial_warmup(self) -> int:
+        """Steps of warm-up in the measured trial: a warm-up that is longer than the trial is not tried.
+
+        Where only a warm-up helped ("needs-warmup"), one over half the trial was measured.
+        """
+        if self.warmup <= self.steps:
+            return self.warmup
+        return max(1, self.steps // 2) if self.outcome == "needs-warmup" else 0
+
+    @property
     def is_sure(self) -> bool:
         """Whether the forecast is sure, that the run trains or that it does not."""
         return self.certainty is not None and max(self.certainty, 1 - self.certainty) >= SURE

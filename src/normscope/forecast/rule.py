@@ -32,9 +32,7 @@ PARTED = 1e-3  # diversity above which tokens differ enough
 FAINT = 1e-5  # diversity below which a run that does not separate its tokens has collapsed
 ALIGNED = 3.0  # weight of alignment beside coherence: one is small where the other is not
 ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: noise has less
-SHARED = (
-    0.12  # pull of a run on measured values that learns more than a constant output; noise has under 0.08
-)
+SHARED = 0.12  # pull of a run on measured values that uses its input; noise has under 0.08
 HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
 DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 
@@ -56,7 +54,7 @@ class Decision:
 
 def decide(
     curve: Sequence[ForecastStep],
-    unigram_entropy: float | None,
+    baseline: float | None,
     *,
     unit: float = 1.0,
     tokens: bool = True,
@@ -67,7 +65,7 @@ def decide(
 
     Args:
         curve: the measurements, the first one before the first step.
-        unigram_entropy: the best loss of a model that ignores its input, None where that is unknown. Of
+        baseline: the best loss of a model that ignores its input, None where that is unknown. Of
             tokens it is the unigram entropy.
         unit: the size by which losses are compared, see `Baseline`.
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
@@ -84,19 +82,18 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
-    margins = _margins(curve, unigram_entropy, unit, tokens, warmup, ahead)
+    margins = _margins(curve, baseline, unit, tokens, warmup, ahead)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
     worst = max(*losses, last.recent_loss or 0.0)
-    if unigram_entropy is not None and worst < unigram_entropy - LEARNT * unit:
-        name = "unigram entropy" if tokens else "loss without the input"
-        said = f"loss {last.loss:.3g} is under the {name}, {unigram_entropy:.3g}"
+    if baseline is not None and worst < baseline - LEARNT * unit:
+        said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens)}, {baseline:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, unigram_entropy, unit, margins)
+        return _by_loss(curve, baseline, unit, margins, _baseline_name(tokens))
     if not tokens:
-        return _by_agreement(curve, margins, unigram_entropy)
+        return _by_agreement(curve, margins, baseline)
     return _by_margins(curve, margins, score)
 
 
@@ -105,7 +102,7 @@ WORST = -3.0  # the lowest score
 
 def _margins(
     curve: Sequence[ForecastStep],
-    unigram_entropy: float | None,
+    baseline: float | None,
     unit: float,
     tokens: bool,
     warmup: int,
@@ -121,12 +118,12 @@ def _margins(
             margins["pull"] = (mean - SHARED) / (2 * SHARED)
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
-    found = pace(curve, unigram_entropy, warmup, unit)
+    found = pace(curve, baseline, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
-        if ahead is not None and unigram_entropy is not None:
-            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - unigram_entropy) / unit))
-    held = rise(curve, unigram_entropy, unit, "pace" in margins)
+        if ahead is not None and baseline is not None:
+            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - baseline) / unit))
+    held = rise(curve, baseline, unit, "pace" in margins)
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
@@ -153,7 +150,7 @@ def rise(
 
 
 def pace(
-    curve: Sequence[ForecastStep], unigram_entropy: float | None, warmup: int = 0, unit: float = 1.0
+    curve: Sequence[ForecastStep], baseline: float | None, warmup: int = 0, unit: float = 1.0
 ) -> float | None:
     """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
 
@@ -163,10 +160,10 @@ def pace(
     """
     first, last = curve[0], curve[-1]
     half = min(curve, key=lambda each: abs(each.step - last.step / 2))
-    if unigram_entropy is None or last.recent_loss is None or half.recent_loss is None or half is last:
+    if baseline is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
     losses = (first.loss, half.recent_loss, last.recent_loss)
-    start, before, now = ((loss - unigram_entropy) / unit for loss in losses)
+    start, before, now = ((loss - baseline) / unit for loss in losses)
     if start < BEGUN or now < ARRIVED * start:
         return None
     steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
@@ -207,19 +204,23 @@ def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
 
 
 def _by_loss(
-    curve: Sequence[ForecastStep], unigram_entropy: float | None, unit: float, margins: Mapping[str, float]
+    curve: Sequence[ForecastStep],
+    baseline: float | None,
+    unit: float,
+    margins: Mapping[str, float],
+    name: str,
 ) -> Decision:
     """Decide by the loss alone, where no stack was read: slow, stuck at the unigram entropy, or undecided."""
     last = curve[-1]
     said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
-    if unigram_entropy is not None and last.step >= LONG:
+    if baseline is not None and last.step >= LONG:
         before = min(curve, key=lambda step: abs(step.step - last.step // 2))
-        arrived = max(last.loss, before.loss) < unigram_entropy + LEARNT * unit
+        arrived = max(last.loss, before.loss) < baseline + LEARNT * unit
         if arrived and before.loss - last.loss < LEARNT * unit:
             fall = before.loss - last.loss
             return Decision("plateau", f"{said}, {fall:.2f} less than after {before.step}", score=-LEARNT)
     if margins.get("pace", 0.0) < 0:
-        return _slow(curve, margins["pace"])
+        return _slow(curve, margins["pace"], name)
     return Decision("undecided", f"{said}, which decides nothing yet")
 
 
@@ -239,7 +240,7 @@ def _by_margins(curve: Sequence[ForecastStep], margins: Mapping[str, float], sco
         stuck = f"{_figures(curve)}, and batches do not agree on separating the tokens again {scores}"
         return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
     if margins.get("pace", 0.0) < 0:
-        return _slow(curve, margins["pace"])
+        return _slow(curve, margins["pace"], _baseline_name(tokens=True))
     also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
 
@@ -270,15 +271,20 @@ def _by_agreement(
         said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
         return Decision("plateau", said, score=score)
     if score < 0:
-        return _slow(curve, score)
+        return _slow(curve, score, _baseline_name(tokens=False))
     return Decision("trains", f"{_unharmed(curve)}, and batches agree on what to learn {scores}", score=score)
 
 
-def _slow(curve: Sequence[ForecastStep], margin: float) -> Decision:
+def _baseline_name(tokens: bool) -> str:
+    """The baseline in words."""
+    return "unigram entropy" if tokens else "loss without the input"
+
+
+def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:
     first, last = curve[0], curve[-1]
     said = (
         f"no sign of failure, but the loss falls from {first.loss:.2f} to {last.recent_loss:.2f} in "
-        f"{last.step} steps: too slowly to get under the unigram entropy in 300 (score {margin:.2f})"
+        f"{last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
     )
     return Decision("slow", said, score=max(WORST, margin))
 

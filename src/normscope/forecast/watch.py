@@ -51,7 +51,7 @@ class WatchedTrial:
             self.curve,
             subject.baseline.loss,
             unit=subject.baseline.unit,
-            tokens=fed_tokens(subject),
+            tokens=is_of_tokens(subject.batch),
             warmup=self.config.warmup,
         )
 
@@ -72,7 +72,7 @@ class WatchedTrial:
         evaluator = Evaluator(self.subject, self.anatomy, self.model)
         recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
-        judged = fed_tokens(self.subject) or self.subject.baseline.loss is not None
+        judged = is_of_tokens(self.subject.batch) or self.subject.baseline.loss is not None
         deep = judged and step >= self.config.steps and math.isfinite(loss)
         coherence, aligned = None, None
         if deep:
@@ -107,11 +107,6 @@ class WatchedTrial:
         """Whether nothing can change the decision any more."""
         last = self.curve[-1]
         return last.step >= TRANSIENT and bool(last.diversity) and last_diversity(last) <= DEAD
-
-
-def fed_tokens(subject: Subject) -> bool:
-    """Whether the batches are token ids; others are measured values, such as images or series."""
-    return is_of_tokens(subject.batch)
 
 
 def train_copies(

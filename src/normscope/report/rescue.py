@@ -48,7 +48,7 @@ def rate_to_use(ladder: LadderForecast) -> str:
     if best is None or best.rate is None or best.low is None or best.high is None:
         return ""
     warmup = ladder.rungs[0].warmup
-    ramp = f"with the warm-up of {warmup} steps that was tried" if warmup else "without a warm-up"
+    ramp = f"with a warm-up of {warmup} steps" if warmup else "without a warm-up"
     return f"learning rate {best.rate:.2g} ({best.low:.2g} … {best.high:.2g}), {ramp}: {best.reason}"
 
 
