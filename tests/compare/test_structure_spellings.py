@@ -129,6 +129,15 @@ def test_another_way_to_hold_the_same_is_no_difference(
 
 
 @pytest.mark.parametrize("turned", [False, True])
+def test_a_bias_behind_both_branches_is_the_last_ones(turned: bool) -> None:
+    pair = [model(Sequential, parallel=True), model(LastBias, parallel=True)]
+    for each in (*pair[0].h, *pair[1].h):
+        each.o.bias = None
+    found = normscope.diff(*pair[:: -1 if turned else 1], batch=IDS, parts="structure", reraise=True)
+    assert found.of(Part.STRUCTURE) == ()
+
+
+@pytest.mark.parametrize("turned", [False, True])
 def test_an_expanded_bias_has_its_partner(turned: bool) -> None:
     pair = [model(Sequential, parallel=False), model(OwnBias, parallel=False)]
     found = normscope.diff(*pair[:: -1 if turned else 1], batch=IDS, parts="function", reraise=True)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from normscope.forecast import Forecast, ForecastStep
-from normscope.forecast.best_rate import KEPT, best_rate, end_loss, lowest
+from normscope.forecast.best_rate import ALIKE, KEPT, best_rate, end_loss, lowest
 from normscope.train import CRITERION_STEPS
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -67,6 +67,18 @@ def test_the_range_holds_the_rates_that_are_nearly_as_good_and_no_others() -> No
     assert wide.high is not None
     assert narrow.low is not None
     assert narrow.high / narrow.low < 3 < wide.high / (wide.low or 1)
+
+
+def test_the_range_ends_where_the_fall_is_smaller_by_its_share() -> None:
+    rungs = ladder(1e-3, bend=0.5)
+    found, ends = best_rate(rungs), [end_loss(one) for one in rungs]
+    level = 3.0 + ALIKE * (FIRST - 3.0)
+    (low, high), (lower, higher) = (RATES[1], RATES[2]), (ends[1], ends[2])
+    assert found.low is not None
+    share = (math.log2(found.low) - math.log2(low)) / (math.log2(high) - math.log2(low))
+    assert lower is not None
+    assert higher is not None
+    assert lower + share * (higher - lower) == pytest.approx(level)
 
 
 def test_a_rate_that_fails_is_not_used_however_low_its_loss() -> None:
