@@ -15,9 +15,17 @@ from torch._subclasses.fake_tensor import (
 
 from normscope.errors import UsageError, describe
 from normscope.subjects.fake import fake_mode_of, to_fake
-from normscope.subjects.feed import Feed, Portions, placed
+from normscope.subjects.feed import Feed, Portions, placed, tensors_in
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
-from normscope.subjects.subject import POSITIONAL, Batch, LossFn, Subject, arguments_in, call_model
+from normscope.subjects.subject import (
+    LOSS_INPUTS,
+    POSITIONAL,
+    Batch,
+    LossFn,
+    Subject,
+    arguments_in,
+    call_model,
+)
 from normscope.subjects.untouched import untouched
 
 _LENGTHS = tuple(2**power for power in range(4, 21))
@@ -112,10 +120,14 @@ def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            do = "change --batch-size or --seq-len, or let a factory return (module, batch)"
+            if isinstance(error, TypeError) and loss_fn is not None and len(tensors_in(batch)) > 1:
+                do = (
+                    "give the forward's arguments as a dict, "
+                    f'and targets that only the loss reads under "{LOSS_INPUTS}" in it'
+                )
             raise AttemptError(
-                f"{given} ({describe(error)})",
-                f"a forward that takes {shapes(batch)}",
-                "change --batch-size or --seq-len, or let a factory return (module, batch)",
+                f"{given} ({describe(error)})", f"a forward that takes {shapes(batch)}", do
             ) from error
         if loss_fn is not None:
             _try_loss(loss_fn, output, batch, given)
