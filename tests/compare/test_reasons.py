@@ -13,8 +13,9 @@ from tiny_models import BASES, Options, batch, tiny
 
 from normscope.compare.formulas import norm
 from normscope.compare.holdings import Holdings, holdings_of
+from normscope.compare.reasons import joins
 from normscope.compare.reasons.norms import fitted_norm
-from normscope.compare.reasons.scene import distance
+from normscope.compare.reasons.scene import Half, Scene, distance
 from normscope.compare.reasons.scenes import Walked, map_of
 from normscope.compare.reasons.search import Search, grouped, search
 from normscope.compare.rows import rows_of
@@ -265,6 +266,20 @@ def test_heads_whose_projections_have_other_widths_are_named() -> None:
 def others(base: str, **changes: Any) -> tuple[str, ...]:
     (group,) = grouped(searched(plain(base), opened(base, changes)).found)
     return group[0].reason.others
+
+
+def test_which_of_two_equal_residuals_is_read_does_not_hang_on_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    stream, branch = (torch.randn(2, 8, 16, dtype=torch.float64, generator=generator) for _ in range(2))
+
+    def half(scale: float, rounded: float) -> Half:
+        entry = stream * (1 + rounded * torch.randn(stream.shape, generator=generator))
+        steps = {"entry": entry, "o": branch, "sum": stream + scale * branch}
+        return Half(steps, block_entry=stream)
+
+    for rounded in (0.0, 2.0**-50, 2.0**-44):
+        found = joins.reasons(Scene(half(1.0, 0.0), half(0.5, rounded), "attention"))
+        assert [each.name for each in found] == ["branch-scale"]
 
 
 def test_reasons_that_explain_a_difference_equally_well_are_listed() -> None:

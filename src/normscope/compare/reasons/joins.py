@@ -9,6 +9,7 @@ from torch import Tensor
 from normscope.compare.reasons.mixing import dropped
 from normscope.compare.reasons.scene import (
     FITS,
+    ROUNDING,
     Half,
     Reason,
     Reasons,
@@ -128,6 +129,7 @@ def _read(half: Half) -> Join | None:
         if source is None or source.numel() != total.numel() or output.numel() != total.numel():
             continue
         (stream, branch, *rest), gap = _combination((source, output, *others), total)
+        gap = max(gap, ROUNDING)
         if gap < FITS and (best is None or gap < 0.1 * best[0]):
             best = gap, Join(name, _tidy(stream), _tidy(branch), tuple(map(_tidy, rest)))
     if best is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normscope.anatomy import Norm
 from normscope.compare.formulas import norm
-from normscope.compare.reasons.scene import FITS, Half, Reason, Reasons, Scene, distance, tell
+from normscope.compare.reasons.scene import FITS, ROUNDING, Half, Reason, Reasons, Scene, distance, tell
 
 _WHERE = {
     "final norm": ("final-norm", "final norm"),
@@ -46,7 +46,7 @@ def described(half: Half, name: str) -> dict[str, Any] | None:
                     "bias": shift,
                     "offset": offset,
                 }
-                gap = distance(norm(y, x.reshape(y.shape), **options), y)
+                gap = max(distance(norm(y, x.reshape(y.shape), **options), y), ROUNDING)
                 if gap < 0.1 * best[0]:
                     best = gap, options
     return best[1] or fitted_norm(x.reshape(y.shape), y, found.kind, found.eps)

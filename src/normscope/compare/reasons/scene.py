@@ -15,6 +15,8 @@ from normscope.compare.types import Patch
 
 FITS = 1e-6
 """Largest relative residual of a formula that describes a tensor; tables in float32 leave 1e-7."""
+ROUNDING = 1e-12
+"""Residuals below it are rounding in float64: which of two is smaller says nothing."""
 SAME = 1e-9
 """Two tensors with a smaller relative difference are one, in float64."""
 
