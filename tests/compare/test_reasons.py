@@ -273,7 +273,7 @@ def test_which_of_two_equal_residuals_is_read_does_not_hang_on_rounding() -> Non
     stream, branch = (torch.randn(2, 8, 16, dtype=torch.float64, generator=generator) for _ in range(2))
 
     def half(scale: float, rounded: float) -> Half:
-        entry = stream * (1 + rounded * torch.randn(stream.shape, generator=generator))
+        entry = stream * (1 + rounded * torch.randn(stream.shape, dtype=stream.dtype, generator=generator))
         steps = {"entry": entry, "o": branch, "sum": stream + scale * branch}
         return Half(steps, block_entry=stream)
 
