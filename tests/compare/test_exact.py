@@ -32,3 +32,20 @@ def test_rows_after_the_last_group_are_zero() -> None:
         found = torch._grouped_mm(a, b, torch.tensor(ENDS, dtype=torch.int32))
     assert not found[7:].any()
     assert found[:7].any()
+
+
+def test_narrow_types_are_wide_wherever_an_op_is_asked_for_them() -> None:
+    x = torch.randn(3, dtype=torch.float64)
+    with exact():
+        found = [
+            x.to(torch.float32),
+            x.to(dtype=torch.bfloat16),
+            x.float(),
+            x.sum(dtype=torch.float16),
+            torch.ones(3, dtype=torch.float32),
+            torch.tensor([1.0], dtype=torch.float32),
+            torch._foreach_add([x, x], 1.0)[0],
+        ]
+        whole = x.to(torch.int64)
+    assert {each.dtype for each in found} == {torch.float64}
+    assert whole.dtype == torch.int64

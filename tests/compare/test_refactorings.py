@@ -174,8 +174,9 @@ def test_a_planted_difference_is_named_where_keys_are_not_copied(name: str, chan
         a, b = grouped(name, *kinds)
         for layer in b.layers:
             CHANGES[change](layer.attn)
-        assert names(a, b)[-1] == ("function", change)
-        assert {found for _, found in names(a, b)} == {change}
+        found = names(a, b)
+        assert found[-1] == ("function", change)
+        assert {name for _, name in found} == {change}
 
 
 @pytest.mark.parametrize("layouts", [("halves", "neighbours"), ("neighbours", "halves")])

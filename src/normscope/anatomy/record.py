@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
+from normscope.anatomy.arguments import map_arguments
 from normscope.anatomy.calls import ModuleCalls
 from normscope.anatomy.graph import Graph, Op, Origin, Value
 from normscope.anatomy.names import named_parameters
@@ -75,8 +76,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run the op and record it."""
         kwargs = kwargs or {}
-        read_args = tree_map_only(Tensor, self._read, args)
-        read_kwargs = tree_map_only(Tensor, self._read, kwargs)
+        read_args = map_arguments(Tensor, self._read, args)
+        read_kwargs = map_arguments(Tensor, self._read, kwargs)
         result = func(*args, **kwargs)
         self._write(func, read_args, read_kwargs, args, kwargs, result)
         return result

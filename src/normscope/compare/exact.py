@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
+
+from normscope.anatomy.arguments import map_arguments
 
 _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.float32: torch.float64,
@@ -79,7 +81,7 @@ def _has_tensor(arguments: Any) -> bool:
 
 
 def _widened(arguments: Any) -> Any:
-    return tree_map_only(torch.dtype, lambda dtype: _WIDE.get(dtype, dtype), arguments)
+    return map_arguments(torch.dtype, lambda dtype: _WIDE.get(dtype, dtype), arguments)
 
 
 def _sharpened(arguments: Any) -> Any:

@@ -116,7 +116,8 @@ class Twin:
             if self._applied is not None and not before:  # a capture sees a patched tensor as it was before
                 found |= {site: t for site, t in self._applied.replaced.items() if site in found}
                 applied = self._applied
-            return self._steps(output, found, gradients, (real, columns), applied)
+            followed = self._follow(output, found, gradients, (real, columns), applied)
+        return self._steps(followed, found)
 
     def _split(self, step: Step) -> list[Step]:
         """One step for each role of a fused projection, whose features are `rows` of it."""
@@ -136,8 +137,7 @@ class Twin:
         """Result of `read` on the tensors at `sites` of one forward, with their graph."""
         with self._world(None, (), False) as model, seeded(0):
             self.forwards += 1
-            batch = _wide_batch(self.subject.batch)
-            _, found = capture(model, lambda: call_model(model, batch), sites)
+            _, found = capture(model, lambda: call_model(model, _wide_batch(self.subject.batch)), sites)
             return read(found)
 
     @contextmanager
@@ -179,15 +179,15 @@ class Twin:
                 value = value * (1 + step * signs.to(torch.float64))
             tensor.copy_(value)
 
-    def _steps(
+    def _follow(
         self,
         output: Any,
         found: Mapping[Site, Tensor],
         gradients: bool,
         counted: tuple[Tensor | None, int | None],
         applied: Any,
-    ) -> tuple[Step, ...]:
-        """The steps; where a patch of `applied` put a tensor, the step that made it has its own value."""
+    ) -> "_Followed":
+        """Tensors and gradients of a forward; where `applied` put one, its step has its own value."""
         final = main_output(output)
         places = [place for place in self.places if place.site in found]
         tensors = [
@@ -219,14 +219,19 @@ class Twin:
             learnt = {name for name, p in named_parameters(self.subject.model) if p.requires_grad}
             own = {name: by_id.get(id(p)) for name, p in parameters.items()}
             own = {name: g for name, g in own.items() if g is not None or name in learnt}
+        return _Followed((final, final_grad), list(zip(places, tensors, grads, strict=True)), by_site, own)
+
+    def _steps(self, followed: "_Followed", found: Mapping[Site, Tensor]) -> tuple[Step, ...]:
+        """The steps of one forward. Call it outside `exact()`, which makes each op slower."""
+        (final, final_grad), by_site, own = followed.output, followed.by_site, followed.own
         steps = []
-        for place, tensor, grad in zip(places, tensors, grads, strict=True):
+        for place, tensor, grad in followed.placed:
             value, gradient = tensor.detach(), None if grad is None else grad.detach()
             if place.layout is not None:
                 value = place.layout.apply(value)
                 gradient = None if gradient is None else place.layout.apply(gradient)
-            value, gradient = _joined(value, place, found), _joined(gradient, place, by_site)
-            steps += self._split(Step(place.key, place.name, _plain(value), _plain(gradient)))
+            whole = _joined(value, place, found), _joined(gradient, place, by_site)
+            steps += self._split(Step(place.key, place.name, *map(_plain, whole)))
         if final is not None:
             key = (OUTSIDE, OUTSIDE, OUTSIDE, OUTPUT)
             steps.append(Step(key, OUTPUT, _plain(final.detach()), _plain(final_grad)))
@@ -234,6 +239,16 @@ class Twin:
             Step((OUTSIDE, OUTSIDE, OUTSIDE, f"{WEIGHT}{n}"), n, None, _plain(g)) for n, g in own.items()
         ]
         return tuple(steps)
+
+
+@dataclass
+class _Followed:
+    """Tensors and gradients of one forward: its output, places, and gradients by site and by parameter."""
+
+    output: tuple[Tensor | None, Tensor | None]
+    placed: list[tuple[Place, Tensor, Tensor | None]]
+    by_site: dict[Site, Tensor | None]
+    own: dict[str, Tensor | None]
 
 
 def _joined(tensor: Tensor | None, place: Place, found: Mapping[Site, Tensor | None]) -> Tensor | None:
