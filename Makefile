@@ -7,7 +7,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 DOCS_TESTS := tests/test_pages.py tests/test_site.py tests/test_notebooks.py tests/test_tutorials.py
 DIST_TESTS := tests/packaging
 
-.PHONY: setup demo test lint types docs dist bench claims mutants clean
+.PHONY: setup demo test lint types site docs test-docs packages dist test-dist bench claims mutants clean
 
 setup: $(STAMP)
 
@@ -37,15 +37,25 @@ types: setup
 	$(BIN)/mypy
 
 # The site: every warning is an error, every link is checked. The variable silences an advertisement.
-docs: setup
+site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-docs: setup
 	$(PYTEST) $(DOCS_TESTS)
 
-dist: setup
+docs: site
+	$(MAKE) test-docs
+
+packages: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+
+test-dist: setup
 	NORMSCOPE_DIST=dist $(PYTEST) $(DIST_TESTS)
+
+dist: packages
+	$(MAKE) test-dist
 
 bench: setup
 	$(BIN)/normscope bench

@@ -40,7 +40,13 @@ def train_here(config: dict, folder: str, every: int) -> None:
 def processes() -> multiprocessing.context.ForkServerContext:
     """New processes that have finished their imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["normscope.train.prepare", "normscope.nn", "transformers"])
+    preload = [
+        "normscope.train.prepare",
+        "normscope.nn",
+        "torch._dynamo",
+        "transformers",
+    ]  # optimizers import the third
+    context.set_forkserver_preload(preload)
     return context
 
 
