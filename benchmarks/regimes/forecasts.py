@@ -47,6 +47,7 @@ def forecasts(case: Case) -> list[dict[str, Any]]:
             "held_out": case.held_out,
             "notes": list(notes),
             "tokens": rung.tokens,
+            "hidden": rung.hidden,
             "seconds": round(seconds, 3),
             **_plain(rung),
         }

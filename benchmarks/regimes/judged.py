@@ -25,6 +25,7 @@ def forecast_of(record: dict[str, Any]) -> Forecast:
         curve=tuple(ForecastStep(**step) for step in steps),
         best_constant=record.get("best_constant"),
         tokens=record.get("tokens", True),
+        hidden=record.get("hidden", False),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from normscope.nn.output import IGNORED
 from normscope.subjects import load
-from normscope.subjects.targets import batch_entropy, num_random_ids, targets_of
+from normscope.subjects.targets import batch_entropy, hides_targets, num_random_ids, targets_of
 
 IDS = torch.tensor([[5, 1, 2], [6, 3, 3]])
 
@@ -70,6 +70,36 @@ def test_text_positions_and_small_batches_are_not_taken_for_random_ids() -> None
     assert num_random_ids(torch.randint(4, (8, 64))) is None
     assert num_random_ids(torch.randint(256, (4, 64)) - 100) is None
     assert num_random_ids(torch.rand(4, 64)) is None
+
+
+def masked_batch(hidden: float, mask: int, size: int = 256) -> dict[str, torch.Tensor]:
+    """Text of repeated words whose chosen tokens are the mask in a share of `hidden`."""
+    text = torch.randint(16, (8, 64))
+    chosen, way = torch.rand(text.shape) < 0.15, torch.rand(text.shape)
+    ids = torch.where(chosen & (way < hidden), mask, text)
+    return {"input_ids": ids, "labels": text.masked_fill(~chosen, IGNORED)}
+
+
+@pytest.mark.parametrize("hidden", [0.8, 1.0])
+@pytest.mark.parametrize("mask", [16, 103])
+def test_targets_that_the_input_hides_are_seen(hidden: float, mask: int) -> None:
+    assert hides_targets(masked_batch(hidden, mask))
+
+
+def test_other_targets_are_not_hidden() -> None:
+    spaces = torch.where(torch.rand(4, 65) < 0.7, 0, torch.randint(1, 90, (4, 65)))
+    shifted = spaces[:, 1:].clone()
+    shifted[:, -1] = IGNORED
+    text = torch.randint(256, (4, 64))
+    for batch in (
+        masked_batch(0.2, 103),
+        text,
+        {"ids": spaces[:, :-1], "labels": shifted},  # one id is most of the text
+        {"input_ids": text, "labels": text.masked_fill(text > 100, IGNORED)},
+        {"input_ids": text, "labels": torch.zeros(4, dtype=torch.long)},
+        {"pixel_values": torch.rand(4, 64), "labels": torch.randint(10, (4, 64))},
+    ):
+        assert not hides_targets(batch)
 
 
 def test_one_target_has_no_entropy() -> None:

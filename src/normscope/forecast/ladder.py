@@ -168,6 +168,7 @@ def judged_again(rung: Forecast, ahead: float | None = None) -> Forecast:
         rung.baseline.loss,
         unit=rung.baseline.unit,
         tokens=rung.tokens,
+        hidden=rung.hidden,
         warmup=rung.trial_warmup,
         ahead=ahead,
     )

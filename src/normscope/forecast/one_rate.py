@@ -16,7 +16,7 @@ from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.memory import is_out_of_memory
-from normscope.subjects.targets import num_random_ids
+from normscope.subjects.targets import hides_targets, num_random_ids
 from normscope.train import LiveOptimizers, Recipe, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
@@ -126,6 +126,7 @@ def as_forecast(
         subject.best_constant,
         is_of_tokens(subject.batch),
         certainty(decision, curve),
+        hides_targets(subject.batch),
     )
 
 

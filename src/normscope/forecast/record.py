@@ -60,6 +60,7 @@ class Forecast:
         best_constant: loss of the best constant output, for a loss that is no cross-entropy; None if unknown.
         tokens: whether the model is fed token ids.
         certainty: probability from 0 to 1 that the run trains; None if the outcome leaves it open.
+        hidden: whether the input hides the targets, as in a masked language model.
     """
 
     outcome: Outcome
@@ -74,6 +75,7 @@ class Forecast:
     best_constant: float | None = None
     tokens: bool = True
     certainty: float | None = None
+    hidden: bool = False
 
     @property
     def baseline(self) -> Baseline:

@@ -58,6 +58,7 @@ def decide(
     *,
     unit: float = 1.0,
     tokens: bool = True,
+    hidden: bool = False,
     warmup: int = 0,
     ahead: float | None = None,
 ) -> Decision:
@@ -71,6 +72,8 @@ def decide(
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
+        hidden: whether the input hides the targets, see `subjects.targets.hides_targets`. What such a model
+            gains below the unigram entropy comes from attention alone, and often after more than 300 steps.
         warmup: steps of linear warm-up in the trial.
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
@@ -94,10 +97,17 @@ def decide(
         return _by_loss(curve, baseline, unit, margins, _baseline_name(tokens))
     if not tokens:
         return _by_agreement(curve, margins, baseline)
-    return _by_margins(curve, margins, score)
+    found = _by_margins(curve, margins, score)
+    if hidden and found.outcome == "trains":
+        return Decision("undecided", f"{found.reason}. {HIDES}")
+    return found
 
 
 WORST = -3.0  # the lowest score
+HIDES = (
+    "The input hides the targets, as in a masked language model: whether the loss gets under the unigram "
+    "entropy within 300 steps, or stays at it for longer, cannot be told from a trial"
+)
 
 
 def _margins(

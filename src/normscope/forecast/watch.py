@@ -15,7 +15,7 @@ from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
-from normscope.subjects.targets import batch_entropy
+from normscope.subjects.targets import batch_entropy, hides_targets
 from normscope.train import Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
 
 Progress = Callable[[int, int], None]
@@ -52,6 +52,7 @@ class WatchedTrial:
             subject.baseline.loss,
             unit=subject.baseline.unit,
             tokens=is_of_tokens(subject.batch),
+            hidden=hides_targets(subject.batch),
             warmup=self.config.warmup,
         )
 

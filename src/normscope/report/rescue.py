@@ -36,6 +36,8 @@ def ladder_table(ladder: LadderForecast) -> Table:
 def ladder_words(ladder: LadderForecast) -> str:
     """The largest learning rate that trains, and what is known of a warm-up."""
     largest = "none trains"
+    if any(rung.outcome == "undecided" for rung in ladder.rungs):
+        largest = "none is known to train"
     if ladder.largest_rate is not None:
         largest = f"the largest that trains is {ladder.largest_rate:g}"
     number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"

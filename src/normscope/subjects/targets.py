@@ -11,7 +11,10 @@ from normscope.subjects.feed import tensors_in
 from normscope.subjects.guess import LABEL_NAMES
 from normscope.subjects.subject import Batch
 
+HIDDEN = 0.5
+"""Share of the tokens with a target that are the mask, from which a model is a masked one; BERT has 0.8."""
 FEWEST_DRAWS = 128  # ids of a batch from which text has clearly more equal pairs than random ids
+FEWEST_TARGETS = 8  # targets of a batch below which nothing is said of their inputs
 FEWEST_IDS = 16  # different ids below which an even spread is usual: bases of DNA, digits
 
 
@@ -31,6 +34,25 @@ def targets_of(batch: Batch) -> Tensor | None:
     if labels is None or labels.is_floating_point() or labels.is_complex():
         return None
     return labels[labels != IGNORED].flatten()
+
+
+def hides_targets(batch: Batch) -> bool:
+    """Whether the input hides what the loss asks for, as in a masked language model.
+
+    Most of the tokens that have a target are then one id, the mask, which is never a target itself.
+    """
+    named = batch if isinstance(batch, Mapping) else {}
+    tensors = tensors_in(batch)
+    labels = next((named[name] for name in LABEL_NAMES if isinstance(named.get(name), Tensor)), None)
+    if labels is None or labels.is_floating_point() or not tensors or tensors[0].shape != labels.shape:
+        return False
+    counted = labels != IGNORED
+    seen = tensors[0][counted]
+    if seen.numel() < FEWEST_TARGETS or bool(counted.all()):
+        return False
+    ids, counts = seen.unique(return_counts=True)
+    commonest = ids[counts.argmax()]
+    return int(counts.max()) >= HIDDEN * seen.numel() and not bool((labels[counted] == commonest).any())
 
 
 def num_random_ids(batch: Batch) -> int | None:
