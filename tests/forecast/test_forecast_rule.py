@@ -226,7 +226,9 @@ def test_a_loss_that_rests_over_the_unigram_entropy_is_no_plateau_of_it() -> Non
 
 
 @pytest.mark.parametrize(("fall", "outcome"), [(0.9, "slow"), (1.1, "undecided"), (-0.5, "slow")])
-def test_a_masked_model_is_not_said_to_train_before_it_is_under_the_entropy(fall: float, outcome: str) -> None:
+def test_a_masked_model_is_not_said_to_train_before_it_is_under_the_entropy(
+    fall: float, outcome: str
+) -> None:
     measured = paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT))
     assert decide(measured, 3.0, hidden=True).outcome == outcome
     assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden=True).outcome == "trains"
