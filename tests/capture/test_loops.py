@@ -237,7 +237,17 @@ def test_a_loop_none_of_whose_steps_can_be_seen_is_refused(tmp_path: Path, monke
     assert "loss.backward()" in expected
 
 
-@pytest.mark.parametrize("loop", APART.values(), ids=APART)
+BY_HAND = "torchrun, collective in the forward"
+"""A loop of `HERE` under a launcher of others."""
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, id=name, marks=pytest.mark.slow if name == BY_HAND else ())
+        for name, loop in APART.items()
+    ],
+)
 def test_a_loop_in_processes_of_its_own(loop: Loop, tmp_path: Path) -> None:
     before = {path.name for path in SCRIPTS.iterdir()} - {"__pycache__"}
     done = checked(loop.words, tmp_path)

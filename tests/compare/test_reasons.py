@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from thinned import thinned
 from tiny_models import BASES, Options, batch, tiny
 
 from normscope.compare.formulas import norm
@@ -186,11 +187,11 @@ _OF_LOGITS = ("attention-scale", "logit-cap", "causal", "window", "mask", "qk-no
 _FOLDED = [case for case in CASES if case[2][0] in (*_OF_LOGITS, "softmax")]
 
 
-@pytest.mark.parametrize("style", ["batched", "folded"])
-@pytest.mark.parametrize(("base", "changes", "wanted"), _FOLDED, ids=lambda value: str(value))
+@pytest.mark.parametrize(("case", "style"), thinned(_FOLDED, ["batched", "folded"]), ids=str)
 def test_a_planted_difference_is_found_where_heads_are_folded_into_the_batch(
-    base: str, changes: dict[str, Any], wanted: list[str], style: str
+    case: tuple[str, dict[str, Any], list[str]], style: str
 ) -> None:
+    base, changes, wanted = case
     result = searched(plain(base), opened(base, changes | {"style": style}))
     assert names(result) == wanted
     assert all(each.is_confirmed for each in result.found)
@@ -213,8 +214,7 @@ def test_a_bias_that_is_added_after_the_sum_gives_no_reason(base: str) -> None:
     assert result.is_explained
 
 
-@pytest.mark.parametrize("rotary", ["halves", "interleaved"])
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("rotary", "first"), thinned(["halves", "interleaved"], [False, True]))
 def test_a_norm_behind_the_rotation_is_named(rotary: str, first: bool) -> None:
     sides = ({"rotary": rotary, "qk_norm": True, "turned_first": each} for each in (first, not first))
     result = searched(*(opened("llama", changes) for changes in sides))

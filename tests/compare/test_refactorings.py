@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from made import LENGTH, WIDTH, Options
+from thinned import thinned
 from torch import Tensor, nn
 
 import normscope
@@ -170,15 +171,7 @@ def test_keys_that_groups_share_without_a_copy_are_the_same_keys(name: str) -> N
 KINDS = ((Copied, Shared), (Shared, Copied), (Shared, Shared))
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "kinds"),
-    [  # every pair of two of the three always, every triple by hand
-        pytest.param(name, change, kinds, marks=() if (i + j + k) % 3 == 0 else pytest.mark.slow)
-        for i, name in enumerate(GROUPED)
-        for j, change in enumerate(CHANGES)
-        for k, kinds in enumerate(KINDS)
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "kinds"), thinned(GROUPED, CHANGES, KINDS, every=3))
 def test_a_planted_difference_is_named_where_keys_are_not_copied(
     name: str, change: str, kinds: tuple[type[nn.Module], type[nn.Module]]
 ) -> None:
@@ -232,8 +225,7 @@ class Starting(made.Plain):
         return self.head(self.norm(x))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("types", [1, 2])
+@pytest.mark.parametrize(("name", "types"), thinned(OPTIONS, [1, 2]))
 def test_the_one_row_of_token_types_is_their_table(name: str, types: int) -> None:
     a, b = (Starting(OPTIONS[name], types, how) for how in ("table", "row"))
     b.load_state_dict(a.state_dict())
@@ -298,8 +290,7 @@ class Tiled(Shared):
         return self.out(y.transpose(2, 3).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [Copied, Shared])
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(("name", "kind"), thinned(GROUPED, [Copied, Shared]))
 def test_groups_in_another_order_are_named_where_keys_are_not_copied(
     name: str, kind: type[nn.Module]
 ) -> None:

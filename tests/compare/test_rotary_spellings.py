@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from thinned import thinned
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy
@@ -232,8 +233,7 @@ def attentions(model: nn.Module) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("attend", ATTENTIONS)
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("spelling", "attend"), thinned(SPELLINGS, ATTENTIONS))
 def test_rotary_positions_are_read_in_every_spelling(spelling: str, attend: str) -> None:
     turn, layout, width = SPELLINGS[spelling]
     for fused in (False, True):

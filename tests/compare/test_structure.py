@@ -23,6 +23,7 @@ from made import (
     place_of,
     with_attention,
 )
+from thinned import thinned
 from torch import Tensor, nn
 
 from normscope import diff
@@ -219,14 +220,18 @@ def with_layers(kind: type[Block], *layers: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("layers", [*((n,) for n in range(DEPTH)), tuple(range(DEPTH))])
 @pytest.mark.parametrize(
-    ("kind", "branches"), [(NormedAttention, ["attn"]), (NormedMlp, ["mlp"]), (NormedBoth, ["attn", "mlp"])]
+    ("changed", "layers"),
+    thinned(
+        [(NormedAttention, ["attn"]), (NormedMlp, ["mlp"]), (NormedBoth, ["attn", "mlp"])],
+        [*((n,) for n in range(DEPTH)), tuple(range(DEPTH))],
+    ),
 )
 def test_a_residual_from_the_norms_output_is_named(
-    kind: type[Block], branches: list[str], layers: tuple[int, ...]
+    changed: tuple[type[Block], list[str]], layers: tuple[int, ...]
 ) -> None:
     """The other layers, the embeddings and the final norm stay as they are, in both parts."""
+    kind, branches = changed
     found = diff(made("plain", Options()), with_layers(kind, *layers), parts="structure,function")
     sites = tuple((f"layers.{layer}.{branch}",) * 2 for layer in layers for branch in branches)
     assert [(each.name, each.sites) for each in found.differences] == [("residual-source", sites)] * 2

@@ -73,14 +73,21 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"__pycache__"}
 
 
-def test_the_store_holds_the_run_and_the_script_is_its_own(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shown_alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of the short script without normscope."""
+    folder = tmp_path_factory.mktemp("alone")
+    words = [sys.executable, short(folder)]
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    assert len(printed(done.stdout)) == 12
+    return done.stdout
+
+
+def test_the_store_holds_the_run_and_the_script_is_its_own(tmp_path: Path, shown_alone: str) -> None:
     script = short(tmp_path, "print('to stderr', file=sys.stderr)\nsys.exit(3)")
-    alone = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
     done = watched(tmp_path, "python", script)
-    assert done.returncode == alone.returncode == 3
-    assert done.stdout == alone.stdout
+    assert done.returncode == 3
+    assert done.stdout == shown_alone
     lines = done.stderr.splitlines()
     assert lines[0] == "to stderr"
     assert lines[1:] == [
@@ -91,7 +98,8 @@ def test_the_store_holds_the_run_and_the_script_is_its_own(tmp_path: Path) -> No
     np.testing.assert_allclose(losses(path), printed(done.stdout), rtol=1e-4)
     with RunReader(path) as reader:
         assert reader.notes()["model"] == "Decoder"
-        assert reader.ranks()[0].state == "failed", "its exit status is not 0"
+        (rank,) = reader.ranks()
+        assert (rank.state, rank.reason) == ("failed", "SystemExit: 3"), "its exit status is not 0"
         streams = reader.grid("stream/rms")
         assert len(streams.sites) == 4
         assert not streams.present[0].any(), "the first forward is read at its end"
@@ -136,8 +144,9 @@ fails()
 @pytest.mark.parametrize(
     ("more", "status", "state", "reason"),
     [
-        ("import sys\nsys.exit(7)\n", 7, "failed", "SystemExit: 7"),
-        ("import sys\nsys.exit()\n", 0, "ended", ""),
+        # The store's test above has the first, each of the loops below the second.
+        pytest.param("import sys\nsys.exit(7)\n", 7, "failed", "SystemExit: 7", marks=pytest.mark.slow),
+        pytest.param("import sys\nsys.exit()\n", 0, "ended", "", marks=pytest.mark.slow),
         ("import sys\ntry:\n    sys.exit(7)\nexcept SystemExit:\n    sys.exit(0)\n", 0, "ended", ""),
     ],
 )
@@ -193,11 +202,11 @@ def test_signals_go_to_the_script(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("words", "tolerance"),
     [
-        (["accumulated.py"], 1e-4),
+        pytest.param(["accumulated.py"], 1e-4, marks=pytest.mark.slow),  # the next accumulates too
         (["accumulated.py", "--float16", "--overflow"], 1e-4),
         (["accumulated.py", "--compile"], 1e-4),
         (["loops.py", "muon"], 1e-4),
-        (["loops.py", "two_optimizers"], 1e-4),
+        pytest.param(["loops.py", "two_optimizers"], 1e-4, marks=pytest.mark.slow),  # as Muon and the next
         (["loops.py", "two_scaled"], 1e-4),
         (["loops.py", "side_loss"], 1e-4),
         (["loops.py", "lbfgs"], 1e-4),
@@ -230,6 +239,9 @@ def test_losses_are_those_that_are_printed(words: list[str], tolerance: float, t
     assert len(values) == 12, done.stderr
     assert len(found) in (11, 12), "say() comes before or after the step"
     np.testing.assert_allclose(found, values[: len(found)], rtol=tolerance)
+    with RunReader(tmp_path / "normscope-run.db") as reader:
+        (rank,) = reader.ranks()
+    assert (rank.state, rank.reason) == ("ended", ""), "it ends by sys.exit()"
 
 
 def test_gradients_are_those_before_clipping(tmp_path: Path) -> None:
@@ -244,12 +256,9 @@ def test_gradients_are_those_before_clipping(tmp_path: Path) -> None:
     assert min(norms) > 0.1
 
 
-def test_a_script_is_looked_at_on_a_schedule_and_stays_the_same(tmp_path: Path) -> None:
-    plain = subprocess.run(
-        [sys.executable, short(tmp_path)], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    done = watched(tmp_path, "python", "short.py", options=("--look-every", "5"))
-    assert done.stdout == plain.stdout != ""
+def test_a_script_is_looked_at_on_a_schedule_and_stays_the_same(tmp_path: Path, shown_alone: str) -> None:
+    done = watched(tmp_path, "python", short(tmp_path), options=("--look-every", "5"))
+    assert done.stdout == shown_alone
     with RunReader(tmp_path / "normscope-run.db") as reader:
         found = reader.events("look")
     assert [(each.step, each.data["why"]) for each in found] == [(5, "on schedule"), (10, "on schedule")]
@@ -325,8 +334,8 @@ def test_fsdp1_is_watched_or_said_not_to_be(options: list[str], tmp_path: Path) 
     np.testing.assert_allclose(norms, np.ones((5, 1)), rtol=1e-4)  # clipped; the root's parameters count once
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_that_load_data_are_left_alone(start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("start", "num_workers"), [("fork", 2), ("spawn", 1)])  # the spawned import PyTorch
+def test_workers_that_load_data_are_left_alone(start: str, num_workers: int, tmp_path: Path) -> None:
     script = """
 import os
 import torch
@@ -342,7 +351,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = Decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.DataLoader(Rows(), 1, num_workers=2, multiprocessing_context=START)
+    data = torch.utils.data.DataLoader(Rows(), 1, num_workers=NUM, multiprocessing_context=START)
     for step, rows in enumerate(data, 1):
         loss = cross_entropy(model(rows[:, :-1]), rows[:, 1:])
         loss.backward()
@@ -350,7 +359,7 @@ if __name__ == "__main__":
         optimizer.zero_grad()
         say(step, loss)
 """
-    (tmp_path / "train.py").write_text(script.replace("START", repr(start)))
+    (tmp_path / "train.py").write_text(script.replace("START", repr(start)).replace("NUM", str(num_workers)))
     (tmp_path / "run.sh").write_text("python -c pass && python train.py && exit 7")
     done = watched(tmp_path, "bash", "run.sh")
     assert done.returncode == 7, done.stderr
