@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from normscope.subjects.subject import LOSS_INPUTS
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+@cache  # two tests read one run of `plain.py`
 def checked(*words: str, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "normscope", "check", "--format", "json", "--budget", "fast", *words]
     return subprocess.run(

@@ -41,7 +41,7 @@ def test_nonsense_gets_the_page() -> None:
         parse_codes("%%%")
 
 
-@pytest.mark.parametrize("code", ["NS804", "loss-spike"])
+@pytest.mark.parametrize("code", [pytest.param("NS804", marks=pytest.mark.slow), "loss-spike"])
 def test_an_alarm_is_explained_in_a_process_that_imported_no_alarms(code: str) -> None:
     program = f"import normscope.rules; print(normscope.rules.explain({code!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
