@@ -8,6 +8,7 @@ replica 0 with each weight changed by one part in a million: what differs betwee
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -72,16 +73,15 @@ def main() -> None:
     assert LAST < EVERY + 1
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"]) for row in records_of(options.file)}
-    for case in CASES:
-        wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
-        for replica in range(REPLICAS) if wanted else ():
-            if (f"{case.regime}: {case.name}", replica) in known:
-                continue
-            found = runs(case, replica)
-            with options.file.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in found)
-            gaps = [None if r["last"] is None else round(r["last"] - r["baseline"], 2) for r in found]
-            print(found[0]["case"], replica, found[0]["way"], found[0]["seconds"], gaps, flush=True)
+    wanted = [c for c in CASES if c.regime in (options.regime or REGIMES) and options.only in c.name]
+    for replica, case in itertools.product(range(REPLICAS), wanted):  # every ladder once, then again
+        if (f"{case.regime}: {case.name}", replica) in known:
+            continue
+        found = runs(case, replica)
+        with options.file.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in found)
+        gaps = [None if r["last"] is None else round(r["last"] - r["baseline"], 2) for r in found]
+        print(found[0]["case"], replica, found[0]["way"], found[0]["seconds"], gaps, flush=True)
 
 
 if __name__ == "__main__":
