@@ -36,7 +36,7 @@ def name_of(case: Case) -> str:
 def forecasts(case: Case) -> list[dict[str, Any]]:
     """The forecast of a ladder, one record for each learning rate."""
     subject = case.subject(case.seed)
-    config = Recipe(optimizer=case.optimizer, lr=WANTED, seed=case.seed)
+    config = Recipe(optimizer=case.optimizer, lr=WANTED, seed=case.seed, precision=case.precision)
     started = time.process_time()
     subject, notes = with_baseline(subject)
     said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
