@@ -97,13 +97,26 @@ def test_a_lowest_loss_at_an_end_says_so(best: float, rate: float, end: str) -> 
     assert f"the {end} rate that was tested" in found.reason
 
 
-def test_no_rate_without_a_healthy_rung_or_with_too_few() -> None:
+def test_no_rate_without_a_healthy_rung() -> None:
     failing = [dataclasses.replace(one, outcome="collapses") for one in ladder(1e-3)]
     assert best_rate(failing).rate is None
     assert best_rate([]).reason == "none of the tested rates trains"
     slow = [dataclasses.replace(one, outcome="slow") for one in ladder(1e-3)]
     assert best_rate(slow).rate is None
-    assert "only 2 of the tested rates" in best_rate(ladder(1e-3)[:2]).reason
+
+
+@pytest.mark.parametrize("healthy", [1, 2])
+def test_one_or_two_healthy_rungs_have_a_rate(healthy: int) -> None:
+    rungs = [
+        one if number < healthy else dataclasses.replace(one, outcome="collapses")
+        for number, one in enumerate(ladder(1e-3))
+    ]
+    found = best_rate(rungs)
+    assert found.rate == pytest.approx(rungs[healthy - 1].lr)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.rate <= found.high < rungs[healthy].lr
+    assert found.reason == "the largest rate that does not fail"
 
 
 def test_a_trial_that_stopped_early_or_has_no_finite_loss_predicts_nothing() -> None:

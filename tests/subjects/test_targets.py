@@ -72,7 +72,7 @@ def test_text_positions_and_small_batches_are_not_taken_for_random_ids() -> None
     assert num_random_ids(torch.rand(4, 64)) is None
 
 
-def masked_batch(hidden: float, mask: int, size: int = 256) -> dict[str, torch.Tensor]:
+def masked_batch(hidden: float, mask: int) -> dict[str, torch.Tensor]:
     """Text of repeated words whose chosen tokens are the mask in a share of `hidden`."""
     text = torch.randint(16, (8, 64))
     chosen, way = torch.rand(text.shape) < 0.15, torch.rand(text.shape)

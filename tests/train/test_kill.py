@@ -40,12 +40,8 @@ def train_here(config: dict, folder: str, every: int) -> None:
 def processes() -> multiprocessing.context.ForkServerContext:
     """New processes that have finished their imports."""
     context = multiprocessing.get_context("forkserver")
-    preload = [
-        "normscope.train.prepare",
-        "normscope.nn",
-        "torch._dynamo",
-        "transformers",
-    ]  # optimizers import the third
+    # optimizers import torch._dynamo
+    preload = ["normscope.train.prepare", "normscope.nn", "torch._dynamo", "transformers"]
     context.set_forkserver_preload(preload)
     return context
 

@@ -3,7 +3,8 @@
 The loss of the fixed batch at the end of a run is extrapolated from the second half of each trial: each
 further doubling of the steps changes its logarithm by `KEPT` of what the last doubling did. Without that, the
 lowest loss of a short trial belongs to a rate that is too large, because a large rate gains early and stalls.
-The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest.
+The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest; of one
+or two healthy rates it is the better one.
 docs/forecast.md has the evidence.
 """
 
@@ -20,7 +21,7 @@ the ladders of tokens and series that are not held out, 0.2 to 0.4 were alike.""
 ALIKE = 0.05
 """Rates whose loss is predicted to fall this much less than at the best, as a share, are as good."""
 FEWEST = 3
-"""Rates that are needed for a parabola."""
+"""Measurements of a trial that are needed to extrapolate its loss."""
 
 
 def best_rate(rungs: Sequence[Forecast]) -> BestRate:
@@ -33,8 +34,6 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
     if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
-    if len(ends) < FEWEST:
-        return BestRate(None, None, None, f"only {len(ends)} of the tested rates do not fail; test more")
     ends.sort(key=lambda each: each[0].lr)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
@@ -89,7 +88,7 @@ def _crossing(rates: Sequence[float], losses: Sequence[float], out: int, inside:
 def _edge(rungs: Sequence[Forecast], last: Forecast, rates: Sequence[float], losses: Sequence[float]) -> str:
     """The bound of the rate where the lowest loss is at an end of the healthy rates."""
     i = min(range(len(losses)), key=losses.__getitem__)
-    if i == 0:
+    if i == 0 and len(losses) > 1:
         return "the smallest rate that was tested; a smaller one may be better"
     if i < len(losses) - 1:
         return "the lowest loss predicted for 300 steps"

@@ -24,9 +24,7 @@ def targets_of(batch: Batch) -> Tensor | None:
     The labels that count, one place on where they repeat the ids (the model shifts them); without labels, the
     next ids.
     """
-    tensors = tensors_in(batch)
-    named = batch if isinstance(batch, Mapping) else {}
-    labels = next((named[name] for name in LABEL_NAMES if isinstance(named.get(name), Tensor)), None)
+    tensors, labels = tensors_in(batch), _labels(batch)
     if labels is None:
         labels = tensors[0][:, 1:] if tensors and tensors[0].ndim == 2 else None
     elif labels.ndim == 2 and any(each is not labels and torch.equal(each, labels) for each in tensors):
@@ -41,9 +39,7 @@ def hides_targets(batch: Batch) -> bool:
 
     Most of the tokens that have a target are then one id, the mask, which is never a target itself.
     """
-    named = batch if isinstance(batch, Mapping) else {}
-    tensors = tensors_in(batch)
-    labels = next((named[name] for name in LABEL_NAMES if isinstance(named.get(name), Tensor)), None)
+    tensors, labels = tensors_in(batch), _labels(batch)
     if labels is None or labels.is_floating_point() or not tensors or tensors[0].shape != labels.shape:
         return False
     counted = labels != IGNORED
@@ -53,6 +49,12 @@ def hides_targets(batch: Batch) -> bool:
     ids, counts = seen.unique(return_counts=True)
     commonest = ids[counts.argmax()]
     return int(counts.max()) >= HIDDEN * seen.numel() and not bool((labels[counted] == commonest).any())
+
+
+def _labels(batch: Batch) -> Tensor | None:
+    """The labels that a batch names; None without."""
+    named = batch if isinstance(batch, Mapping) else {}
+    return next((named[name] for name in LABEL_NAMES if isinstance(named.get(name), Tensor)), None)
 
 
 def num_random_ids(batch: Batch) -> int | None:
