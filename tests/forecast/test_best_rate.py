@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from normscope.forecast import Forecast, ForecastStep
+from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.forecast.best_rate import ALIKE, KEPT, best_rate, end_loss, lowest
+from normscope.report.rescue import rate_to_use
 from normscope.train import CRITERION_STEPS
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -105,18 +106,27 @@ def test_no_rate_without_a_healthy_rung() -> None:
     assert best_rate(slow).rate is None
 
 
-@pytest.mark.parametrize("healthy", [1, 2])
-def test_one_or_two_healthy_rungs_have_a_rate(healthy: int) -> None:
-    rungs = [
-        one if number < healthy else dataclasses.replace(one, outcome="collapses")
-        for number, one in enumerate(ladder(1e-3))
-    ]
+def only(healthy: int) -> list[Forecast]:
+    """A ladder whose rungs collapse, but for the `healthy` lowest."""
+    rungs = ladder(1e-3)
+    return rungs[:healthy] + [dataclasses.replace(one, outcome="collapses") for one in rungs[healthy:]]
+
+
+def test_of_two_healthy_rungs_the_better_one_is_named() -> None:
+    rungs = only(2)
     found = best_rate(rungs)
-    assert found.rate == pytest.approx(rungs[healthy - 1].lr)
+    assert found.rate == pytest.approx(rungs[1].lr)
     assert found.low is not None
     assert found.high is not None
-    assert found.low <= found.rate <= found.high < rungs[healthy].lr
+    assert rungs[0].lr < found.low < found.rate <= found.high < rungs[2].lr
     assert found.reason == "the largest rate that does not fail"
+
+
+def test_one_healthy_rung_has_a_rate_without_a_range() -> None:
+    found = best_rate(only(1))
+    assert (found.rate, found.low, found.high) == (ladder(1e-3)[0].lr, None, None)
+    words = rate_to_use(LadderForecast(tuple(only(1)), found.rate, "not needed", 0, found))
+    assert words.startswith("learning rate 0.0001, without a warm-up: the only tested rate")
 
 
 def test_a_trial_that_stopped_early_or_has_no_finite_loss_predicts_nothing() -> None:

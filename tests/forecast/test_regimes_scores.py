@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.regimes import forecasts, scores
+from benchmarks.regimes import forecasts, horizons, scores
 from benchmarks.regimes.case import Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.feeds import digits
@@ -146,3 +147,45 @@ def test_forecasts_keep_every_measurement_and_continue(
     assert [row["lr"] for row in rows] == [1e-3, 1e-2] * 2
     assert all(row["curve"][-1]["recent_loss"] > 0 for row in rows)
     assert all(row["seconds"] > 0 and row["held_out"] == row["case"].endswith("held") for row in rows)
+
+
+def curves(best_first: float, best_last: float) -> list[dict[str, Any]]:
+    """Runs of a ladder whose best rate is one at first, and another one at the end."""
+    runs = []
+    for k, lr in itertools.product(range(3), RATES):
+        first, last = abs(math.log10(lr / best_first)), abs(math.log10(lr / best_last))
+        curve = [first + (last - first) * i / 14 for i in range(15)]
+        runs.append({"case": "a: x", "replica": k, "lr": lr, "trains": True, "last": last, "curve": curve})
+    return runs
+
+
+@pytest.mark.parametrize("last", RATES)
+def test_the_best_rate_is_near_once_the_curves_have_crossed(last: float) -> None:
+    (ladder,) = horizons.complete(curves(1e-2, last))
+    near = [horizons.is_near(ladder, windows, None) for windows in range(1, 15)]
+    assert near[-1]
+    assert near[0] == (last == 1e-2)
+    assert near == sorted(near)
+    assert horizons.complete(curves(1e-2, last)[:-1]) == []
+
+
+def test_a_power_law_is_extrapolated_to_its_end() -> None:
+    """With all of the last doubling kept, the loss of a power law of the step is found."""
+    curve = [5.0 * (20 * i + 10) ** -0.3 for i in range(15)]
+    for windows in (2, 6, 10, 14):
+        found = horizons._at_the_end(curve[:windows], 1.0)
+        assert found == pytest.approx(curve[-1], rel=0.02)
+
+
+def test_runs_that_fail_later_are_counted() -> None:
+    def run(at_300: float, low: float, last: float | None) -> dict[str, Any]:
+        return {"curve": [2.5] * 14 + [at_300, low, low], "baseline": 2.0, "last": last}
+
+    runs = [
+        run(1.8, 1.5, 1.6),
+        run(1.8, 1.5, 1.85),
+        run(1.8, 1.5, 1.95),
+        run(1.8, 1.5, None),
+        run(2.1, 1.0, 1.0),
+    ]
+    assert horizons.later(runs) == (4, 2, 1)

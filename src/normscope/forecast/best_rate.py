@@ -3,8 +3,8 @@
 The loss of the fixed batch at the end of a run is extrapolated from the second half of each trial: each
 further doubling of the steps changes its logarithm by `KEPT` of what the last doubling did. Without that, the
 lowest loss of a short trial belongs to a rate that is too large, because a large rate gains early and stalls.
-The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest; of one
-or two healthy rates it is the better one.
+The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest; of
+one or two healthy rates it is the better one. One rate alone has no range.
 docs/forecast.md has the evidence.
 """
 
@@ -34,6 +34,10 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
     if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
+    if len(ends) == 1:
+        return BestRate(
+            ends[0][0].lr, None, None, "the only tested rate that does not fail; test others near it"
+        )
     ends.sort(key=lambda each: each[0].lr)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
@@ -88,7 +92,7 @@ def _crossing(rates: Sequence[float], losses: Sequence[float], out: int, inside:
 def _edge(rungs: Sequence[Forecast], last: Forecast, rates: Sequence[float], losses: Sequence[float]) -> str:
     """The bound of the rate where the lowest loss is at an end of the healthy rates."""
     i = min(range(len(losses)), key=losses.__getitem__)
-    if i == 0 and len(losses) > 1:
+    if i == 0:
         return "the smallest rate that was tested; a smaller one may be better"
     if i < len(losses) - 1:
         return "the lowest loss predicted for 300 steps"

@@ -129,7 +129,8 @@ class BestRate:
     Attributes:
         rate: the one with the lowest loss predicted for 300 steps; it may lie between two that were tested.
             None where none can be named.
-        low, high: ends of the range in which the loss is predicted to fall by 95 % as much.
+        low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None where
+            only one of the tested rates does not fail.
         reason: what bounds the rate, or why there is none.
     """
 

@@ -45,13 +45,14 @@ def ladder_words(ladder: LadderForecast) -> str:
 
 
 def rate_to_use(ladder: LadderForecast) -> str:
-    """The learning rate to use, its range and its warm-up; "" where none can be named."""
+    """The learning rate to use, its range if it is known, and its warm-up; "" where none can be named."""
     best = ladder.best
-    if best is None or best.rate is None or best.low is None or best.high is None:
+    if best is None or best.rate is None:
         return ""
+    span = "" if best.low is None or best.high is None else f" ({best.low:.2g} … {best.high:.2g})"
     warmup = ladder.rungs[0].warmup
     ramp = f"with a warm-up of {warmup} steps" if warmup else "without a warm-up"
-    return f"learning rate {best.rate:.2g} ({best.low:.2g} … {best.high:.2g}), {ramp}: {best.reason}"
+    return f"learning rate {best.rate:.2g}{span}, {ramp}: {best.reason}"
 
 
 def remedies_table(rescue: Rescue) -> Table:

@@ -1,0 +1,48 @@
+"""Processor time of a stack of nine replicas beside that of nine lone runs, on some of the ladders.
+
+    python -m benchmarks.regimes.stack_cost [WORD …]
+
+Each figure is the median over three rounds in which both take turns, 20 steps each, one thread.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+import torch
+
+from benchmarks.forecast_cells import train_together
+from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.cases import CASES
+
+STEPS, ROUNDS, RATE = 20, 3, 1e-4
+
+
+def seconds(case: Case, replicas: int) -> float:
+    """Processor seconds of a step of one replica."""
+    subject = case.subject(case.seed)
+    recipe = dataclasses.replace(case.recipe(RATE, case.seed), steps=STEPS)
+    started = time.process_time()
+    train_together(subject, [recipe] * replicas)
+    return (time.process_time() - started) / STEPS / replicas
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*", default=[""], help="parts of the names of ladders")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for case in CASES:
+        name = f"{case.regime}: {case.name}"
+        if not any(word in name for word in options.words):
+            continue
+        size = sum(parameter.numel() for parameter in case.subject(case.seed).model.parameters())
+        taken = [(seconds(case, 1), seconds(case, len(RATES))) for _ in range(ROUNDS)]
+        lone, stacked = (statistics.median(each) for each in zip(*taken, strict=True))
+        shown = f"{1e3 * lone:.1f} ms a step alone, {1e3 * stacked:.1f} ms in a stack"
+        print(f"{name}: {size} parameters, {shown}, ratio {stacked / lone:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
