@@ -3,7 +3,8 @@
 Every ladder of `LADDERS` is forecast now and compared with the result of 300 training steps. Those results
 are kept (see forecast_cells.py). Some are trained again now, which also gives the time of a single run. The
 time of a forecast includes everything: steps, measurements, and warm-ups that are tried if the wanted rate
-fails. Published predictors are scored on the same ladders (see benchmarks/predictors).
+fails. Published predictors are scored on the same ladders, and on divergence of models with norms and without
+(see benchmarks/predictors).
 """
 
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from benchmarks.forecast_cells import KEPT, LADDERS, RATES, Ladder, kept, name, train
 from benchmarks.predictors.cells import read
-from benchmarks.predictors.rows import auroc_rows
+from benchmarks.predictors.rows import auroc_rows, divergence_rows
 from benchmarks.process import Row, row, wilson
 from normscope.anatomy import read_anatomy
 from normscope.forecast import LadderForecast, forecast_ladder
@@ -70,7 +71,15 @@ def bench_forecast() -> list[Row]:
         return [row("the forecast", "not measured", "", why)]
     cells = {each.name: each for each in read(KEPT)}
     beside = auroc_rows([(cells[each.ladder.model], each.said) for each in held])
-    return [*_accuracies(held), _edges(held), _cost(held), _again(held), *_confusion(held), *beside]
+    return [
+        *_accuracies(held),
+        _edges(held),
+        _cost(held),
+        _again(held),
+        *_confusion(held),
+        *beside,
+        *divergence_rows(),
+    ]
 
 
 def _held(ladder: Ladder, truths: dict[str, dict[str, Any]], *, again: bool) -> Held:

@@ -2,7 +2,7 @@
 
 import math
 
-from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting, trained_stack
+from benchmarks.predictors.setting import BROKEN, Cost, NotMeasuredError, Prediction, Setting, trained_stack
 
 STEPS, RECENT = 36, 10
 """Steps as many as a rung of the forecast takes, and losses of which the mean is taken."""
@@ -33,10 +33,6 @@ def loss_after_steps(setting: Setting) -> list[Prediction]:
         Prediction(f"loss after {STEPS} steps", losses, cost, None, best),
         Prediction(f"loss after {STEPS} steps over the first", shares, cost, None, best),
     ]
-
-
-BROKEN = 1e9
-"""The loss of a run that was not finite."""
 
 
 def _recent(losses: list[float]) -> float:

@@ -1,28 +1,53 @@
-"""normscope's forecast over the ladder: the negative score, as a predictor."""
+"""normscope's forecast over the ladder as two predictors: of failure, and of divergence."""
 
-from benchmarks.predictors.setting import Cost, Prediction, Setting
+import math
+
+from benchmarks.predictors.setting import BROKEN, Cost, Prediction, Setting
 from normscope.forecast import Forecast, LadderForecast, forecast_ladder
 
 WORST = 3.0
 """Score of a failed rung without one; a rung that is undecided without a score is at 0, the limit."""
 
 NAME = "normscope's forecast"
+RISE = "normscope's trials, largest loss over the first"
 
 
 def of_normscope(setting: Setting) -> list[Prediction]:
-    """Minus the forecast's score; the largest and the best rate that it names."""
-    return [as_prediction(forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates))]
+    """See `as_predictions`."""
+    return as_predictions(forecast_of(setting))
 
 
-def as_prediction(said: LadderForecast) -> Prediction:
-    """The forecast of a ladder in the form of a predictor."""
+def forecast_of(setting: Setting) -> LadderForecast:
+    """The forecast of a ladder."""
+    return forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates)
+
+
+def as_predictions(said: LadderForecast) -> list[Prediction]:
+    """Minus the forecast's score, with the rates that it names; and the largest loss of each trial.
+
+    The score is that of a run that trains. It is the lowest both for a run that stands still and for one that
+    diverges, and therefore does not rank divergence. The largest loss does.
+    """
     steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
-    scores = tuple(_score(rung) for rung in said.rungs)
     best = None if said.best is None else said.best.rate
-    return Prediction(NAME, scores, Cost(steps=steps), said.largest_rate, best)
+    scores, rises = tuple(map(_score, said.rungs)), tuple(map(_rise, said.rungs))
+    return [
+        Prediction(NAME, scores, Cost(steps=steps), said.largest_rate, best),
+        Prediction(RISE, rises, Cost(steps=steps)),
+    ]
 
 
 def _score(rung: Forecast) -> float:
     if rung.score is None:
         return WORST if rung.failed else 0.0
     return -rung.score
+
+
+def _rise(rung: Forecast) -> float:
+    """The largest measured loss after a step over that before the first; `BROKEN` if it is not finite."""
+    if len(rung.curve) < 2:
+        return 1.0
+    losses = [each for point in rung.curve[1:] for each in (point.loss, point.train_loss) if each is not None]
+    if not all(map(math.isfinite, losses)):
+        return BROKEN
+    return min(BROKEN, max(losses) / rung.curve[0].loss)

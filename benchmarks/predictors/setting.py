@@ -12,6 +12,9 @@ from normscope.anatomy import Anatomy, measuring
 from normscope.subjects import Subject
 from normscope.train import Recipe, endless, in_flushed_thread, many_trials, working_copy
 
+BROKEN = 1e9
+"""The loss of a run that was not finite, as a number that can be ranked."""
+
 
 class NotMeasuredError(Exception):
     """A predictor does not apply to a model; the message is the reason."""

@@ -212,10 +212,20 @@ def test_rows_of_the_bench_compare_the_forecast_with_the_best_of_the_others(
 
     monkeypatch.setattr(rows, "BESIDE", (rate, none))
     forecasts = [(ladder("a", "FTTF"), said(-1, 1, 1, -1)), (ladder("b", "TTeF"), said(1, 1, 1, -2))]
-    ours, theirs, gap = rows.auroc_rows(forecasts)
+    ours, rise, theirs, gap = rows.auroc_rows(forecasts)
     assert ours["figure"] == "1.000"
     assert ours["target"] == "≥ 0.708, the best of the others"
     assert "largest rate within ×2 in 50 %" in ours["how"]
+    assert rise["target"] == ""
     assert theirs["what"] == "AUROC of failures: rate"
     assert theirs["figure"] == "0.708"
     assert gap["how"] == "on 2 ladders; a: no such layer"
+
+
+def test_the_grid_of_divergence_is_complete() -> None:
+    """Every ladder has all its rates and replicas, and both outcomes occur under both criteria."""
+    for criterion in divergence.CRITERIA:
+        found = read(rows.DIVERGENCE, criterion)
+        assert [each.name for each in found] == [case.name for case in divergence.CASES]
+        assert all(tuple(cell.lr for cell in each.cells) == divergence.RATES for each in found)
+        assert {cell.fails for each in found for cell in each.cells} == {True, False, None}

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from benchmarks.predictors import baselines, rksp
 from benchmarks.predictors import dyt_saturation as dyt
-from benchmarks.predictors.baselines import BROKEN
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.critical_sharpness import critical_rate, critical_sharpness
-from benchmarks.predictors.of_normscope import WORST, _score
+from benchmarks.predictors.of_normscope import WORST, _rise, _score
 from benchmarks.predictors.range_test import ramp, range_test
 from benchmarks.predictors.rksp import whitened_dmd
-from benchmarks.predictors.setting import NotMeasuredError, Setting
+from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
 from benchmarks.predictors.sharpness import largest_eigenvalue, sharpness
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast
+from normscope.forecast.record import ForecastStep
 from normscope.subjects import load, make_subject
 from normscope.train import Recipe, Trial, endless
 
@@ -249,6 +249,17 @@ def test_scores_of_forecasts_are_larger_for_failures() -> None:
     assert _score(forecast("trains", 1.5)) == -1.5
     assert _score(forecast("diverges", None)) == WORST
     assert _score(forecast("undecided", None)) == 0.0
+
+
+def test_the_rise_of_a_trial_is_its_largest_loss_over_the_first() -> None:
+    def rise(*losses: float) -> float:
+        curve = tuple(ForecastStep(18 * i, loss if i else None, loss, {}) for i, loss in enumerate(losses))
+        return _rise(Forecast("trains", "so", "adam", 1e-3, 0, 36, 3.0, curve))
+
+    assert rise(4.0, 6.0, 5.0) == 1.5
+    assert rise(4.0, 3.0, 2.0) == 0.75
+    assert rise(4.0, math.nan) == BROKEN
+    assert rise(4.0) == 1.0
 
 
 @pytest.mark.parametrize("predictor", CHEAP, ids=lambda each: each.__name__)
