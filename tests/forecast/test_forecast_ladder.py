@@ -110,11 +110,16 @@ def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.Mo
     assert in_train == in_eval
 
 
-def _said(outcomes: dict[float, str], rescued_by: int | None = None):
-    """A replacement for trials that gives each learning rate, and any warm-up, a set outcome."""
+def _said(outcomes: dict[float, str], rescued_by: int | None = None, warmups: list[int] | None = None):
+    """A replacement for trials that gives each learning rate, and any warm-up, a set outcome.
+
+    `warmups` receives the warm-ups in the order in which they are tried.
+    """
 
     def try_all(self, configs) -> None:
         for config in configs:
+            if warmups is not None:
+                warmups.append(config.warmup)
             outcome = outcomes[config.lr]
             if config.warmup and rescued_by is not None and config.warmup >= rescued_by:
                 outcome = "trains"
@@ -136,8 +141,11 @@ def _said(outcomes: dict[float, str], rescued_by: int | None = None):
 def test_a_wanted_rate_that_fails_is_tried_with_ramps(
     monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, words: str, steps: int | None
 ) -> None:
-    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by))
+    tried: list[int] = []
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by, tried))
     ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
+    shorter = [] if rescued_by is None else [STEPS // 2]
+    assert tried == [0, STEPS, *shorter], "the shorter warm-up only if the longer one helps"
     assert ladder.warmup.startswith(words)
     assert ladder.warmup_steps == steps
     assert ladder.to_dict()["rungs"][0]["outcome"] == "collapses"

@@ -141,16 +141,21 @@ class _Ladder:
             return "not needed", 0
         if not without.failed:
             return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
-        ramps = [max(1, round(ramp * config.steps)) for ramp in RAMPS]
-        steps = max(ramps) + config.steps // 2
-        tries = _Ladder(self.subject, self.anatomy, self.progress)
-        longer = dataclasses.replace(config, steps=steps)
-        tries.try_all([longer.with_warmup(ramp) for ramp in ramps])
-        for rung in tries.rungs:
-            if rung.trains:
-                return f"{rung.warmup} steps: without one, {without.reason}", rung.warmup
-        lengths = " or ".join(map(str, ramps))
-        return f"does not help: the run fails with a warm-up over {lengths} steps too", None
+        tried = self.ramped(config)
+        if not tried[-1].trains:
+            return f"does not help: the run fails with a warm-up over {tried[-1].warmup} steps too", None
+        shortest = min(rung.warmup for rung in tried if rung.trains)
+        return f"{shortest} steps: without one, {without.reason}", shortest
+
+    def ramped(self, config: Recipe) -> list[Forecast]:
+        """Trials with a warm-up in ascending length; the shorter ones only if the longest helps."""
+        ramps = sorted(max(1, round(ramp * config.steps)) for ramp in RAMPS)
+        longer = dataclasses.replace(config, steps=ramps[-1] + config.steps // 2)
+        longest, shorter = (_Ladder(self.subject, self.anatomy, self.progress) for _ in range(2))
+        longest.try_all([longer.with_warmup(ramps[-1])])
+        if longest.rungs[-1].trains:
+            shorter.try_all([longer.with_warmup(ramp) for ramp in ramps[:-1]])
+        return [*shorter.rungs, *longest.rungs]
 
 
 def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:

@@ -162,8 +162,9 @@ def _watched(
     progress: Progress,
 ) -> list[Decision] | None:
     """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps."""
-    for watch in watches:
-        watch.measure(0, (), None)
+    watches[0].measure(0, (), None)
+    for watch in watches[1:]:  # the copies are alike before the first step
+        watch.curve.append(watches[0].curve[0])
     steps = watches[0].config.steps
     for last in (steps, steps + EXTENSION):
         while trials.step < last and trials.live:
