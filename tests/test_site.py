@@ -13,6 +13,7 @@ DOCS = ROOT / "docs"
 LINE = runpy.run_path(str(DOCS / "command_line.py"))
 LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
 NOT_OURS = {
+    "--criterion",
     "--address",
     "--compile",
     "--its",
