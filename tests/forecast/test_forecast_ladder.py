@@ -1,5 +1,6 @@
 """Tests of a ladder of learning rates against single forecasts: largest rate, warm-up, restored state."""
 
+import dataclasses
 import importlib
 import math
 from typing import Any
@@ -195,6 +196,10 @@ def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
     low, high = rung_of(1e-4, 5.5, 5.2, 4.6, outcome="collapses"), rung_of(1e-3, 5.2, 4.5, 3.1)
     assert ahead(low, [low, high]) is not None
     assert ladder_module.compared(low, [low, high]) is low
+    stuck = dataclasses.replace(low, outcome="plateau")
+    assert ladder_module.compared(stuck, [low, high]) is stuck
+    values = dataclasses.replace(stuck, tokens=False)
+    assert ladder_module.compared(values, [low, high]).outcome != "plateau", "its pull is judged again"
 
 
 @pytest.mark.parametrize(

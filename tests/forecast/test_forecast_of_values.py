@@ -60,6 +60,19 @@ def test_batches_of_values_that_agree_train(curve: Curve, baseline: float | None
     assert "unigram" not in said.reason
 
 
+def test_a_larger_rate_that_has_learnt_shows_that_the_batches_agree() -> None:
+    """Under noise the pull is small at step 36 in runs that train."""
+    curve = seen(2.31, (2.305, 2.303), 0.9, 0.05)
+    assert decide(curve, 2.304, tokens=False).outcome == "plateau"
+    assert decide(curve, 2.304, tokens=False, ahead=2.30).outcome == "plateau", "not clearly under it"
+    said = decide(curve, 2.304, tokens=False, ahead=2.27)
+    assert said.outcome == "trains"
+    assert said.reason.endswith("a larger learning rate is under the loss without the input")
+    assert said.score == pytest.approx((2.304 - 2.27 - 0.02) / 0.04)
+    risen = seen(2.31, (2.305, 2.35), 0.9, 0.05)
+    assert decide(risen, 2.304, tokens=False, ahead=2.25).outcome == "plateau", "its own loss rises"
+
+
 def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:
     spec = "nn:vision,scheme=pre,depth=2,width=16,heads=1,image=8,patch=4,channels=1"
     subject = load(spec, images="digits", batch_size=32, seed=0)

@@ -159,9 +159,13 @@ class _Ladder:
 
 
 def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
-    """The forecast of a rung that has not failed, judged again with the pace of larger learning rates."""
+    """The forecast of a rung judged again with the loss of larger learning rates.
+
+    A failure stays one, but for a plateau of measured values: noise hides that batches agree.
+    """
     found = ahead(rung, rungs)
-    if rung.outcome not in ("trains", "slow", "undecided") or found is None:
+    judged = ("trains", "slow", "undecided") if rung.tokens else ("trains", "slow", "undecided", "plateau")
+    if rung.outcome not in judged or found is None:
         return rung
     return judged_again(rung, found)
 

@@ -120,14 +120,17 @@ def _margins(
 ) -> dict[str, float]:
     """Margins that could be measured; each is above 0 in a run that trains."""
     margins: dict[str, float] = {}
-    seen = [pulled for pulled in map(pull, curve) if pulled is not None]
-    mean = sum(seen) / len(seen) if seen else 0.0
+    seen = any(pull(step) is not None for step in curve)
+    mean = mean_pull(curve)
     if curve[-1].diversity:
         margins["life"] = life(curve)
         if seen and not tokens:
             margins["pull"] = (mean - SHARED) / (2 * SHARED)
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
+    if not tokens and "pull" in margins and ahead is not None and baseline is not None:
+        under = (baseline - ahead) / unit  # a larger learning rate has learnt: the batches agree after all
+        margins["pull"] = max(margins["pull"], (under - HELD) / (2 * HELD))
     found = pace(curve, baseline, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
@@ -207,6 +210,12 @@ def pull(step: ForecastStep) -> float | None:
     return step.coherence + ALIGNED * step.alignment
 
 
+def mean_pull(curve: Sequence[ForecastStep]) -> float:
+    """Mean of the pulls that were measured; 0 where there is none."""
+    seen = [pulled for pulled in map(pull, curve) if pulled is not None]
+    return sum(seen) / len(seen) if seen else 0.0
+
+
 def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
     dead = last_diversity(curve[-1]) <= DEAD
     why = "every token looks the same" if dead else "few runs recover from that"
@@ -268,8 +277,8 @@ def _by_agreement(
         return Decision("undecided", said)
     if last.step < FEW:
         return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
-    score = max(WORST, min(margin for name, margin in margins.items() if name != "life"))
-    mean = margins["pull"] * 2 * SHARED + SHARED
+    score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
+    mean, name = mean_pull(curve), _baseline_name(tokens=False)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
     if margins["pull"] < 0:
         losses = f"loss {last.loss:.3g} after {last.step} steps"
@@ -281,8 +290,11 @@ def _by_agreement(
         said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
         return Decision("plateau", said, score=score)
     if score < 0:
-        return _slow(curve, score, _baseline_name(tokens=False))
-    return Decision("trains", f"{_unharmed(curve)}, and batches agree on what to learn {scores}", score=score)
+        return _slow(curve, score, name)
+    agreed = f"batches agree on what to learn {scores}"
+    if mean < SHARED:
+        agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"
+    return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
 
 def _baseline_name(tokens: bool) -> str:
