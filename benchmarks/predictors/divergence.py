@@ -166,6 +166,9 @@ def main() -> None:
                 with options.file.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(row, flush=True)
+    rows = records_of(options.file)
+    for name, diverged in CRITERIA.items():
+        print(f"{name}: {sum(map(diverged, rows))} of {len(rows)} runs diverged")
 
 
 if __name__ == "__main__":

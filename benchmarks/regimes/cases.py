@@ -174,6 +174,7 @@ VISION = cases_of(
         ("peri 9 32", _vision("peri", 9, 32, 16, 4), digits("noisy", "images"), "adamw"),
         ("post 5 32", _vision("post", 5, 32, 16, 4), digits("noisy", "images"), "adamw"),
         ("vit 10 48", _vit("vit", 10, 48, 16, 4), digits("noisy", "pixel_values"), "adam"),
+        # held out too, and fixed before larger learning rates counted in the rule
         ("pre 10 48", _vision("pre", 10, 48, 16, 4), digits("noisy", "images"), "adam"),
         ("post 7 48", _vision("post", 7, 48, 16, 4), digits("noisy", "images"), "adamw"),
         ("deepnorm 8 48", _vision("deepnorm", 8, 48, 16, 4), digits("noisy", "images"), "adamw"),

@@ -18,7 +18,7 @@ from normscope.subjects import Subject, untouched
 from normscope.train import Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
-RAMPS = (0.5, 1.0)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
+RAMPS = (1.0, 0.5)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all stacked replicas: stacking pays for small models; a weight takes 16 bytes each."""
@@ -142,20 +142,20 @@ class _Ladder:
         if not without.failed:
             return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
         tried = self.ramped(config)
-        if not tried[-1].trains:
-            return f"does not help: the run fails with a warm-up over {tried[-1].warmup} steps too", None
+        if not tried[0].trains:
+            return f"does not help: the run fails with a warm-up over {tried[0].warmup} steps too", None
         shortest = min(rung.warmup for rung in tried if rung.trains)
         return f"{shortest} steps: without one, {without.reason}", shortest
 
     def ramped(self, config: Recipe) -> list[Forecast]:
-        """Trials with a warm-up in ascending length; the shorter ones only if the longest helps."""
-        ramps = sorted(max(1, round(ramp * config.steps)) for ramp in RAMPS)
-        longer = dataclasses.replace(config, steps=ramps[-1] + config.steps // 2)
-        longest, shorter = (_Ladder(self.subject, self.anatomy, self.progress) for _ in range(2))
-        longest.try_all([longer.with_warmup(ramps[-1])])
-        if longest.rungs[-1].trains:
-            shorter.try_all([longer.with_warmup(ramp) for ramp in ramps[:-1]])
-        return [*shorter.rungs, *longest.rungs]
+        """Trials with a warm-up: the longest, and the shorter one only if it helps."""
+        longest, shorter = (max(1, round(ramp * config.steps)) for ramp in RAMPS)
+        longer = dataclasses.replace(config, steps=longest + config.steps // 2)
+        tries = _Ladder(self.subject, self.anatomy, self.progress)
+        tries.try_all([longer.with_warmup(longest)])
+        if tries.rungs[0].trains:
+            tries.try_all([longer.with_warmup(shorter)])
+        return tries.rungs
 
 
 def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
