@@ -32,6 +32,7 @@ def test_stacked_rungs_are_what_lone_ones_are(
     model = Tiny(depth=1, dropout=0.0)
     ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
     assert [rung.lr for rung in ladder.rungs] == [3e-5, 1e-3, 1e-2], "ascending, each once"
+    assert all(rung.curve[0].step == 0 for rung in ladder.rungs), "the start is measured once for all"
     monkeypatch.setattr(watch_module, "many_trials", LoneTrials)
     for rung, alone in zip(
         ladder.rungs, laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3).rungs, strict=True
