@@ -32,12 +32,14 @@ Row = tuple[str, Model, str, int, str]
 """Name, model, text, size of the vocabulary and optimiser of a case."""
 
 
-def cases_of(regime: str, seed: int, rows: Sequence[Built], held: int, steps: int = STEPS) -> list[Case]:
-    """Cases of a regime, the first with this seed; the last `held` rows are held out."""
-    first_held = len(rows) - held
+def cases_of(
+    regime: str, seed: int, rows: Sequence[Built], held: int, steps: int = STEPS, fresh: int = 0
+) -> list[Case]:
+    """Cases of a regime, the first with this seed; the last rows are fresh, those before them held out."""
+    parts = ["seen"] * (len(rows) - held - fresh) + ["held-out"] * held + ["fresh"] * fresh
     return [
-        Case(regime, name, build, feed, optimizer, seed + number, number >= first_held, steps)
-        for number, (name, build, feed, optimizer) in enumerate(rows)
+        Case(regime, name, build, feed, optimizer, seed + number, part, steps)
+        for number, (part, (name, build, feed, optimizer)) in enumerate(zip(parts, rows, strict=True))
     ]
 
 
@@ -48,13 +50,14 @@ def cases_of_text(
     rows: Sequence[Row],
     held: int,
     steps: int = STEPS,
+    fresh: int = 0,
 ) -> list[Case]:
     """Cases of a regime whose models read a text."""
     built = [
         (name, partial(model.build, vocabulary), feed(text, vocabulary, model.key), optimizer)
         for name, model, text, vocabulary, optimizer in rows
     ]
-    return cases_of(regime, seed, built, held, steps)
+    return cases_of(regime, seed, built, held, steps, fresh)
 
 
 def sizes(depth: int, width: int, widening: int = 4) -> dict[str, int]:

@@ -27,7 +27,8 @@ class Case:
         build: the model, from the global generator.
         feed: its data.
         optimizer, seed: of the first replica.
-        held_out: whether the rule may not be set on it.
+        part: "seen" if the rule was set on it; "held-out" if it was fixed before its first forecast; "fresh"
+            if it was fixed later than those, before the allocation of steps to rungs was chosen.
         steps: length of a run.
         precision: of a run, see `Recipe`.
     """
@@ -38,7 +39,7 @@ class Case:
     feed: Feed
     optimizer: str
     seed: int
-    held_out: bool
+    part: str
     steps: int = STEPS
     precision: str = "float32"
 

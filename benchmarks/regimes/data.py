@@ -29,7 +29,10 @@ _SERIES = 40_000
 
 @functools.cache
 def text(name: str) -> str:
-    """A text: "library" (the standard library's source), "help" (Python's help topics) or "licences"."""
+    """A text: "library" (the standard library's source), "help" (Python's help topics), "licences", "modules".
+
+    The last two are in the package of PyTorch: licences of its parts, and C++ and Python source of its modules.
+    """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":
         files = sorted(library.glob("*.py")) + sorted(library.glob("[a-m]*/*.py"))
@@ -37,7 +40,8 @@ def text(name: str) -> str:
         files = [library / "pydoc_data" / "topics.py"]
     else:
         found = metadata.files("torch") or []
-        files = sorted(Path(str(f.locate())) for f in found if "licenses" in str(f))
+        part = "torch/nn/modules/" if name == "modules" else "licenses"
+        files = sorted(Path(str(f.locate())) for f in found if part in str(f) and f.suffix != ".pyc")
     whole = "".join(file.read_text(errors="replace") for file in files if "test" not in file.parts)
     return whole[:_MOST]
 

@@ -1,10 +1,10 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
-    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out] [--only WORD]
+    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh] [--only WORD]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
 The forecasts are those of `normscope check --forecast` at the seed of replica 0. The rule is set on the part
-that is seen; the part that is held out is forecast once, when the rule is fixed.
+that is seen; the parts that are held out and fresh are forecast once, when the rule is fixed.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def forecasts(case: Case) -> list[dict[str, Any]]:
     return [
         {
             "case": name_of(case),
-            "held_out": case.held_out,
+            "part": case.part,
             "notes": list(notes),
             "tokens": rung.tokens,
             "hidden": rung.hidden,
@@ -75,14 +75,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
-    parser.add_argument("--part", choices=("seen", "held-out"), default="seen")
+    parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="seen")
     parser.add_argument("--only", default="", help="part of the names of ladders")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {row["case"] for row in records_of(options.file)}
     for case in CASES:
         wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
-        if not wanted or case.held_out != (options.part == "held-out") or name_of(case) in known:
+        if not wanted or case.part != options.part or name_of(case) in known:
             continue
         found = forecasts(case)
         with options.file.open("a") as file:

@@ -1,6 +1,6 @@
 """Ladders of larger batches and widths, of bfloat16 autocast, and of experts and state spaces.
 
-Those with `held_out` were fixed before any forecast of them was made.
+Those held out and the fresh ones were fixed before any forecast of them was made.
 """
 
 from dataclasses import replace
@@ -78,6 +78,15 @@ HALF = [
 
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
 _MAMBA = {"num_hidden_layers": 4, "hidden_size": 32, "state_size": 8}
+_MAMBA2 = {
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "state_size": 8,
+    "head_dim": 16,
+    "num_heads": 4,
+    "n_groups": 1,
+    "chunk_size": 32,
+}
 
 EXPERTS = cases_of_text(
     "experts and state spaces",
@@ -110,16 +119,7 @@ EXPERTS = cases_of_text(
         ),
         (
             "mamba2 3 32",
-            causal(
-                "mamba2",
-                num_hidden_layers=3,
-                hidden_size=32,
-                state_size=8,
-                head_dim=16,
-                num_heads=4,
-                n_groups=1,
-                chunk_size=32,
-            ),
+            causal("mamba2", **_MAMBA2),
             "help",
             256,
             "adamw",
@@ -131,6 +131,10 @@ EXPERTS = cases_of_text(
             256,
             "adam",
         ),
+        # fresh
+        ("mixtral 3 48", causal("mixtral", **llama(3, 48), **_EXPERTS), "modules", 256, "adam"),
+        ("mamba2 4 32", causal("mamba2", **_MAMBA2 | {"num_hidden_layers": 4}), "modules", 256, "adamw"),
     ],
     held=4,
+    fresh=2,
 )

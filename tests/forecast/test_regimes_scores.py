@@ -117,9 +117,9 @@ def test_the_command_shows_what_is_not_right(
     assert "a: 1 of 3 cells right" in shown
 
 
-def tiny(held_out: bool, name: str) -> Case:
+def tiny(part: str, name: str) -> Case:
     model = next(case.build for case in CASES if case.regime == "vision")
-    return Case("vision", name, model, digits("plain", "images", 4), "adamw", 1, held_out)
+    return Case("vision", name, model, digits("plain", "images", 4), "adamw", 1, part)
 
 
 def test_forecasts_keep_every_measurement_and_continue(
@@ -128,7 +128,7 @@ def test_forecasts_keep_every_measurement_and_continue(
     """The part that is held out is forecast only if it is asked for."""
     file, made = tmp_path / "found.jsonl", itertools.count()
     monkeypatch.setattr(forecasts, "RATES", (1e-3, 1e-2))
-    monkeypatch.setattr(forecasts, "CASES", [tiny(False, "seen"), tiny(True, "held")])
+    monkeypatch.setattr(forecasts, "CASES", [tiny("seen", "seen"), tiny("held-out", "held")])
     real = forecasts.forecasts
 
     def counted(case: Case) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def test_forecasts_keep_every_measurement_and_continue(
     assert next(made) == 2
     assert [row["lr"] for row in rows] == [1e-3, 1e-2] * 2
     assert all(row["curve"][-1]["recent_loss"] > 0 for row in rows)
-    assert all(row["seconds"] > 0 and row["held_out"] == row["case"].endswith("held") for row in rows)
+    assert all(row["seconds"] > 0 and (row["part"] == "held-out") == row["case"].endswith("held") for row in rows)
 
 
 def curves(best_first: float, best_last: float) -> list[dict[str, Any]]:
