@@ -103,7 +103,8 @@ def _regime_ladders(rows: Sequence[dict[str, Any]]) -> Iterator[Ladder]:
         )
         if cells:
             recipe = Recipe(optimizer=case.optimizer, lr=cells[0].lr, seed=case.seed)
-            yield Ladder(name, cells, case.part != "seen", _maker(partial(case.subject, case.seed), recipe, cells))
+            make = _maker(partial(case.subject, case.seed), recipe, cells)
+            yield Ladder(name, cells, case.part != "seen", make)
 
 
 def _divergence_ladders(rows: Sequence[dict[str, Any]], criterion: str) -> Iterator[Ladder]:

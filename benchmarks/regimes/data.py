@@ -29,9 +29,9 @@ _SERIES = 40_000
 
 @functools.cache
 def text(name: str) -> str:
-    """A text: "library" (the standard library's source), "help" (Python's help topics), "licences", "modules".
+    """A text: "library" (the standard library's source), "help" (its help topics), "licences" or "modules".
 
-    The last two are in the package of PyTorch: licences of its parts, and C++ and Python source of its modules.
+    The last two are in the package of PyTorch: licences of its parts, and the source of its modules.
     """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":

@@ -103,7 +103,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 def test_replicas_that_disagree_are_an_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = SimpleNamespace(
-        regime="tokens", name="x", optimizer="adam", seed=1, held_out=True, subject=lambda seed: None
+        regime="tokens", name="x", optimizer="adam", seed=1, part="held-out", subject=lambda seed: None
     )
     monkeypatch.setitem(sys.modules, "benchmarks.regimes", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "benchmarks.regimes.cases", SimpleNamespace(CASES=[case]))
