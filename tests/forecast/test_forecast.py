@@ -140,7 +140,7 @@ def test_a_model_whose_anatomy_is_unread_is_judged_by_its_loss() -> None:
 def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
     model = Tiny(batch_first=False).train()
     subject, anatomy = subject_of(model), anatomy_of(model)
-    loss, diversities = Evaluator(subject, anatomy, model).state()
+    loss, diversities = Evaluator.of(subject, anatomy, model).state()
     model.eval()
     with torch.no_grad():
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -175,7 +175,7 @@ def test_coherence_is_the_cosine_of_two_batches_token_gradients() -> None:
         alignments.append(-F.cosine_similarity(whole.flatten(), spread.flatten(), dim=0).item())
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(hidden, weights, pull)]))
     expected = F.cosine_similarity(*gradients, dim=0).item()
-    coherence, aligned = Evaluator(subject, anatomy, model).pull(pair)
+    coherence, aligned = Evaluator.of(subject, anatomy, model).pull(pair)
     assert coherence == pytest.approx(expected, rel=1e-4)
     assert aligned == pytest.approx(sum(alignments) / 2, rel=1e-4)
 
@@ -186,7 +186,7 @@ def test_the_last_stacks_lower_weights_are_compared() -> None:
     first, second = (Stack(block.path, (block,), None, block.exit) for block in whole.blocks)
     pair = list(itertools.islice(counting_batches(), 2))
     both, of_first, of_second = (
-        Evaluator(subject_of(model), Anatomy(stacks), model).pull(pair)
+        Evaluator.of(subject_of(model), Anatomy(stacks), model).pull(pair)
         for stacks in ((first, second), (first,), (second,))
     )
     assert both == of_second != of_first
@@ -194,7 +194,7 @@ def test_the_last_stacks_lower_weights_are_compared() -> None:
 
 def test_a_repeated_batch_is_compared_half_against_half() -> None:
     model = Tiny(batch_first=False).eval()
-    evaluator = Evaluator(subject_of(model), anatomy_of(model), model)
+    evaluator = Evaluator.of(subject_of(model), anatomy_of(model), model)
     batch = torch.randint(VOCABULARY, (SEQUENCES, LENGTH))
     pulls = evaluator.pulls(batch, halves=True)
     mine = []
@@ -209,7 +209,7 @@ def test_a_repeated_batch_is_compared_half_against_half() -> None:
         for a, b in zip(ours.gradients[0], theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
     alone = subject_of(model, batches=lambda: iter([batch[:1]]))
-    assert Evaluator(alone, anatomy_of(model), model).pull([batch[:1]]) == (None, None), (
+    assert Evaluator.of(alone, anatomy_of(model), model).pull([batch[:1]]) == (None, None), (
         "nothing to compare with"
     )
 

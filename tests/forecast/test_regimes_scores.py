@@ -146,7 +146,9 @@ def test_forecasts_keep_every_measurement_and_continue(
     assert next(made) == 2
     assert [row["lr"] for row in rows] == [1e-3, 1e-2] * 2
     assert all(row["curve"][-1]["recent_loss"] > 0 for row in rows)
-    assert all(row["seconds"] > 0 and (row["part"] == "held-out") == row["case"].endswith("held") for row in rows)
+    assert all(
+        row["seconds"] > 0 and (row["part"] == "held-out") == row["case"].endswith("held") for row in rows
+    )
 
 
 def curves(best_first: float, best_last: float) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.faults import WrongBackward
 from normscope.monitor.wrong_value import Replay
 from normscope.nn import build
-from normscope.recording.tape import tensors_of
+from normscope.subjects.feed import tensors_of
 from normscope.subjects.rng import keep_random_state
 
 VOCAB, WIDTH, TOKENS = 32, 16, 6

@@ -1,6 +1,7 @@
 """The model of a script, followed from its first step to the last that is looked at."""
 
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -30,16 +31,16 @@ from normscope.forecast import (
 )
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
+from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
-from normscope.recording.tape import tensors_of
 from normscope.rules import RULES, parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
-from normscope.subjects.feed import is_of_tokens
+from normscope.subjects.feed import is_of_tokens, tensors_of
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
@@ -349,7 +350,11 @@ class Following(Counting):
     def _trial(self) -> WatchedTrial:
         recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=self._num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
-        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, COHERENCE_BATCHES)
+        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, COHERENCE_BATCHES, self._states)
+
+    @functools.cached_property
+    def _states(self) -> HiddenStates:
+        return HiddenStates(self.check.anatomy)
 
     @property
     def _warmup(self) -> int:
@@ -391,7 +396,7 @@ class Following(Counting):
         """Token diversity of every stack, for which the loss is not needed."""
         subject = dataclasses.replace(self.check.subject, loss_fn=lambda output, batch: torch.zeros(()))
         with untouched(self.model):
-            return Evaluator(subject, self.check.anatomy, self.model).state()[1]
+            return Evaluator(subject, self.check.anatomy, self.model, self._states).state()[1]
 
     def _forecast(self) -> Forecast:
         decision = self._trial.decision

@@ -22,8 +22,9 @@ from normscope.errors import UsageError, describe
 from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.roots import chosen_root, holds, ids, num_held
-from normscope.recording.tape import Tape, scales_in_graph, tensors_of
+from normscope.recording.tape import Tape, scales_in_graph
 from normscope.subjects import Run
+from normscope.subjects.feed import tensors_of
 
 LOOK_SECONDS = 0.1
 """Time between two looks whether normscope still waits for the script."""

@@ -58,7 +58,7 @@ def train_stack(cells: Sequence[Cell], settings: Settings) -> Iterator[list[Line
     ]
     first = subjects[0]
     anatomy = read_anatomy(first)
-    evaluators = [Evaluator(subject, anatomy, subject.model) for subject in subjects]
+    evaluators = [Evaluator.of(subject, anatomy, subject.model) for subject in subjects]
     stack = TrialStack(
         [subject.model for subject in subjects],
         [subject.batches() for subject in subjects],

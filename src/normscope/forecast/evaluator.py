@@ -5,15 +5,15 @@ Dropout noise hides collapse (BERT at 3e-4, step 20: token diversity 5e-2 in tra
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Site, Stack
-from normscope.anatomy.capture import capture
+from normscope.anatomy import Anatomy, Stack
 from normscope.anatomy.measuring import measuring
+from normscope.forecast.hidden import Hidden, HiddenStates
 from normscope.probes.parameters import Parameters
 from normscope.probes.signal import diversity
 from normscope.probes.sums import energy, exact, gram
@@ -26,37 +26,44 @@ BLOCKS = 4  # blocks whose gradients are compared
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A working copy of a model and the fixed batch that it is measured on."""
+    """A working copy of a model and the fixed batch that it is measured on.
+
+    Attributes:
+        states: reader of the last hidden states; the evaluators of copies of one model may share it.
+    """
 
     subject: Subject
     anatomy: Anatomy
     model: nn.Module
+    states: HiddenStates
+
+    @classmethod
+    def of(cls, subject: Subject, anatomy: Anatomy, model: nn.Module) -> "Evaluator":
+        """An evaluator with a reader of its own."""
+        return cls(subject, anatomy, model, HiddenStates(anatomy))
 
     @torch.no_grad()
     def state(self) -> tuple[float, dict[str, float]]:
         """Loss of the fixed batch, and token diversity of every stack's last hidden state."""
         batch = self.subject.batch
-        sites = [site for stack in self.anatomy.stacks for site in (stack.hidden, first_query(stack)) if site]
         with measuring(self.model):
-            loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
+            loss, found = self.states.read(self.model, batch, lambda: self.subject.loss(batch, self.model))
         diversities: dict[str, float] = {}
-        for stack in self.anatomy.stacks:
-            if stack.hidden in found and found[stack.hidden].ndim >= 2:
-                tokens = self._sequences(found[stack.hidden], found, stack)
+        for name, hidden in found.items():
+            if hidden.state.ndim >= 2:
+                tokens = self._sequences(hidden.state, hidden)
                 shares = [share for share in map(diversity, tokens) if share is not None]
-                diversities[stack.name] = sum(shares) / len(shares) if shares else 0.0
+                diversities[name] = sum(shares) / len(shares) if shares else 0.0
         return float(loss), diversities
 
-    def _sequences(self, stream: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> Tensor:
-        """`stream` as (B, T, d)."""
-        query = first_query(stack)
-        length = found[query].shape[-2] if query is not None and query in found else None
-        return sequences(stream, batch_shape(self.subject.batch), length)[0]
+    def _sequences(self, stream: Tensor, hidden: Hidden) -> Tensor:
+        """`stream` of the shape of `hidden` as (B, T, d)."""
+        return sequences(stream, batch_shape(self.subject.batch), hidden.length)[0]
 
-    def _split(self, pull: Tensor, found: Mapping[Site, Tensor], stack: Stack) -> list[Tensor]:
+    def _split(self, pull: Tensor, hidden: Hidden) -> list[Tensor]:
         """`pull` with the last, then the first half of its sequences set to zero; none for one sequence."""
         parts = [pull.clone(), pull.clone()]
-        views = [self._sequences(part, found, stack) for part in parts]
+        views = [self._sequences(part, hidden) for part in parts]
         middle = views[0].shape[0] // 2
         if middle == 0 or views[0].data_ptr() != parts[0].data_ptr():
             return []
@@ -88,28 +95,27 @@ class Evaluator:
         stack = self.anatomy.stacks[-1]
         weights = lower_weights(self.model, self.anatomy, stack)
         flat = [w for block in weights for w in block]
-        sites = [site for site in (stack.hidden, first_query(stack)) if site]
         with measuring(self.model), torch.enable_grad():
-            loss, found = capture(self.model, lambda: self.subject.loss(batch, self.model), sites)
-            hidden = found.get(stack.hidden)
-            if hidden is None or not hidden.requires_grad or not flat:
+            loss, found = self.states.read(self.model, batch, lambda: self.subject.loss(batch, self.model))
+            hidden = found.get(stack.name)
+            if hidden is None or not hidden.state.requires_grad or not flat:
                 return []
-            (pull,) = torch.autograd.grad(loss, hidden, retain_graph=True, allow_unused=True)
+            (pull,) = torch.autograd.grad(loss, hidden.state, retain_graph=True, allow_unused=True)
             if pull is None:  # the loss runs the model itself, not on this hidden state
                 return []
-            states = self._sequences(hidden.detach(), found, stack)
-            parts = self._split(pull, found, stack) if halves else [pull]
+            states = self._sequences(hidden.state.detach(), hidden)
+            parts = self._split(pull, hidden) if halves else [pull]
             result = []
             for part in parts:
                 gradients = torch.autograd.grad(
-                    hidden, flat, beyond_mean(part), retain_graph=len(parts) > 1, allow_unused=True
+                    hidden.state, flat, beyond_mean(part), retain_graph=len(parts) > 1, allow_unused=True
                 )
                 pairs = iter(zip(gradients, flat, strict=True))
                 by_block = [
                     [torch.zeros_like(w) if g is None else g for g, w in itertools.islice(pairs, len(block))]
                     for block in weights
                 ]
-                result.append(TokenPull(by_block, alignment(states, self._sequences(part, found, stack))))
+                result.append(TokenPull(by_block, alignment(states, self._sequences(part, hidden))))
         return result
 
 
@@ -150,12 +156,6 @@ def alignment(states_BTD: Tensor, pull_BTD: Tensor) -> float:
 
 def _finite_mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values and all(map(math.isfinite, values)) else None
-
-
-def first_query(stack: Stack) -> Site | None:
-    """Site from which a sequence's length is read: the query (…, T, d_h) of the first self-attention."""
-    branches = (b for b in stack.branches if b.kind == "attention" and b.attention)
-    return next((branch.attention[0].query for branch in branches), None)
 
 
 def pairwise_cosines(vectors: Sequence[Sequence[Tensor]]) -> list[float]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
+from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.subjects import Subject
@@ -34,6 +35,7 @@ class WatchedTrial:
     Attributes:
         curve: the measurements, the first one before the first step.
         batches: number of batches compared at the end.
+        states: reader of the hidden states, which copies of a model share.
     """
 
     subject: Subject
@@ -42,6 +44,7 @@ class WatchedTrial:
     config: Recipe
     curve: list[ForecastStep]
     batches: int
+    states: HiddenStates
 
     @property
     def decision(self) -> Decision:
@@ -70,7 +73,7 @@ class WatchedTrial:
             update_ratio: of the last step, see `UpdateRatio`.
             gradients: norms by block of the last step's gradients; None reads them from the model.
         """
-        evaluator = Evaluator(self.subject, self.anatomy, self.model)
+        evaluator = Evaluator(self.subject, self.anatomy, self.model, self.states)
         recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
         judged = is_of_tokens(self.subject.batch) or self.subject.baseline.loss is not None
@@ -146,8 +149,9 @@ def train_copies(
         feeds = [endless(subject.batches) for _ in models]
         trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
         batches = SPARSE_BATCHES if sparse else COHERENCE_BATCHES
+        states = HiddenStates(anatomy)
         watches = [
-            WatchedTrial(subject, anatomy, model, config, curve, batches)
+            WatchedTrial(subject, anatomy, model, config, curve, batches, states)
             for model, config, curve in zip(models, configs, curves, strict=True)
         ]
         measure_at = measured_steps(configs[0].steps, sparse)

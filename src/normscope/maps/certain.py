@@ -18,7 +18,7 @@ def diversity(subject: Subject, anatomy: Anatomy | None, model: nn.Module) -> fl
     """Token diversity of `model`'s last hidden state on the subject's batch; None if it cannot be read."""
     if anatomy is None or not anatomy.stacks:
         return None
-    _, found = Evaluator(subject, anatomy, model).state()
+    _, found = Evaluator.of(subject, anatomy, model).state()
     return list(found.values())[-1] if found else None
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from normscope.monitor.wrong_value import Replay, WrongValue, first_wrong_value
-from normscope.recording.tape import tensors_of
+from normscope.subjects.feed import tensors_of
 from normscope.subjects.rng import keep_random_state
 
 KEPT_BYTES = 256 << 20

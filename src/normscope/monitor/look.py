@@ -25,10 +25,9 @@ from normscope.monitor.row import LOOK, Event
 from normscope.monitor.sharded import is_sharded
 from normscope.probes import PROBES, Budget, Measurement, Measurements, Spending, measure_jacobian
 from normscope.recording.calls import named_arguments, reaches
-from normscope.recording.tape import tensors_of
 from normscope.rules import Finding, Severity, judge, matches
 from normscope.subjects import Batch, LossFn, Subject
-from normscope.subjects.feed import map_tensors
+from normscope.subjects.feed import map_tensors, tensors_of
 
 LOG = logging.getLogger("normscope")
 NAMES = ("weights", "signal", "attention", "gradient", "precision")

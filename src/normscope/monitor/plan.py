@@ -7,9 +7,10 @@ from typing import Any
 from torch import nn
 
 from normscope.anatomy import Anatomy, Site, read_anatomy
+from normscope.anatomy.taps import Tap
 from normscope.errors import describe
 from normscope.monitor.groups import Groups, groups_of
-from normscope.monitor.taps import Stream, Tap, places_of, streams_of
+from normscope.monitor.taps import Stream, places_of, streams_of
 from normscope.subjects import Batch, call_model, untouched
 
 

@@ -138,7 +138,7 @@ class Script(Silent):
             self._guarded(lambda: self._end_forward(args, kwargs, output))
 
     def _end_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        from normscope.recording.tape import tensors_of
+        from normscope.subjects.feed import tensors_of
 
         if self._monitor is not None:
             self._monitor.forward_ends(args, kwargs, output)

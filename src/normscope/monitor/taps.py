@@ -1,45 +1,23 @@
-"""Taps: the places in a model's module calls where the tensors of the residual stream can be read cheaply.
-
-The anatomy names tensors by ops, which only a dispatch mode can count; that is too slow for every step. Most
-of these tensors are inputs or outputs of a module, where a hook can read them.
-"""
+"""The tensors of the residual stream to watch, and hooks that hold them in a forward."""
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from normscope.anatomy import Anatomy, Branch, Site, capture, measuring
+from normscope.anatomy import Anatomy, Branch, Site, measuring
 from normscope.anatomy.names import named_modules
+from normscope.anatomy.taps import Tap, find_taps
 from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.reductions import square
-from normscope.recording.tape import tensors_of
-
-
-@dataclass(frozen=True)
-class Tap:
-    """Place of a tensor in a call of a module.
-
-    Attributes:
-        path: path of the module, wrappers stripped.
-        call: which call of it in a forward, 0 first.
-        is_input: whether the tensor is an argument, else it is in the output.
-        index: which of the tensors there.
-    """
-
-    path: str
-    call: int
-    is_input: bool
-    index: int
+from normscope.subjects.feed import tensors_of
 
 
 @dataclass(frozen=True)
@@ -75,43 +53,6 @@ def streams_of(anatomy: Anatomy) -> Iterator[Stream]:
 def _read(branch: Branch, before: Site) -> Site:
     """The stream that the branch is added to: what it reads, or with several streams their state before."""
     return branch.entry if branch.join != "streams" else before
-
-
-def find_taps(model: nn.Module, run: Callable[[], Any], sites: Iterable[Site]) -> dict[Site, Tap]:
-    """The tap of each site that a module's call receives or returns; the others are absent.
-
-    `run` is one forward. Call it where the model may run: in eval mode a Dropout returns the tensor that it
-    was given, so that of several places the last one is taken, which in training is behind the Dropout.
-    """
-    seen: list[tuple[Tap, Tensor]] = []
-    calls: Counter[str] = Counter()
-    with ExitStack() as held:
-        for path, module in named_modules(model):
-            if path:  # what the whole model returns depends on its arguments: with labels, a loss comes first
-                held.callback(module.register_forward_hook(_recorder(path, calls, seen)).remove)
-        _, found = capture(model, run, sites)
-    by_tensor: dict[tuple[Any, ...], Tap] = {}
-    for tap, tensor in sorted(seen, key=lambda each: not each[0].is_input):  # outputs replace inputs
-        by_tensor[_key(tensor)] = tap
-    return {site: by_tensor[_key(tensor)] for site, tensor in found.items() if _key(tensor) in by_tensor}
-
-
-def _recorder(path: str, calls: Counter[str], seen: list[tuple[Tap, Tensor]]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        call = calls[path]
-        calls[path] += 1
-        for is_input, value in ((True, args), (False, output)):
-            # Held until the end, so that no address is given to another tensor.
-            seen.extend((Tap(path, call, is_input, i), each) for i, each in enumerate(tensors_of(value)))
-
-    return hook
-
-
-def _key(tensor: Tensor) -> tuple[Any, ...]:
-    """Identity of a tensor's values: views of the same memory with as many elements are the same."""
-    storage = tensor.untyped_storage()
-    address = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
-    return address, tensor.storage_offset(), tensor.numel(), tensor.shape[-1:]
 
 
 @dataclass(frozen=True)

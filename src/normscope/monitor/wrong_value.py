@@ -29,7 +29,7 @@ from normscope.monitor.wrong.source import entry, frames, line_of, source_line, 
 from normscope.monitor.wrong.types import Range, Replay, WrongValue, kind_of, range_of
 from normscope.probes.births import Act, Birth, Births, Storages
 from normscope.recording.calls import bare
-from normscope.recording.tape import tensors_of
+from normscope.subjects.feed import tensors_of
 from normscope.subjects.untouched import untouched
 
 __all__ = ["Range", "Replay", "WrongValue", "first_wrong_value"]

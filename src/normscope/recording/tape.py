@@ -7,7 +7,7 @@ of a copy of the model, or of the model at a later step, can be computed without
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from normscope.subjects.feed import tensors_of
 from normscope.subjects.subject import LOSS_INPUTS, Batch
 
 _PLAIN = {type(None), bool, int, float, str}
@@ -301,22 +302,6 @@ def copied(tensor: Tensor) -> Tensor:
 def _writes(function: Callable[..., Any]) -> bool:
     """Whether a function writes a tensor that it is given."""
     return _WRITING.fullmatch(function.__name__) is not None
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a result: in tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_of(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_of(part)
-    elif isinstance(value, slice):
-        yield from tensors_of((value.start, value.stop, value.step))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_of([getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -197,14 +197,23 @@ def num_bytes(batch: Any) -> int:
 
 def tensors_in(batch: Any) -> list[Tensor]:
     """The tensors in a batch, in order."""
-    if isinstance(batch, Tensor):
-        return [batch]
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    return [tensor for part in parts for tensor in tensors_in(part)]
+    return list(tensors_of(batch))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a result: in tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_of(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_of(part)
+    elif isinstance(value, slice):
+        yield from tensors_of((value.start, value.stop, value.step))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_of([getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
 def is_of_tokens(batch: Any) -> bool:

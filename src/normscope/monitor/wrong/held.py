@@ -16,7 +16,7 @@ from normscope.monitor.wrong.types import Range, entries, kind_of, range_of
 from normscope.probes.births import is_negative
 from normscope.probes.sums import COMPRESSED, extremes, rms
 from normscope.recording.calls import named_arguments
-from normscope.recording.tape import tensors_of
+from normscope.subjects.feed import tensors_of
 from normscope.subjects.subject import POSITIONAL
 
 EXPLODED = 100.0

@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from normscope.anatomy.calls import ModuleCalls
 from normscope.monitor.wrong.source import source_line
-from normscope.recording.tape import tensors_of
+from normscope.subjects.feed import tensors_of
 
 
 @dataclass(frozen=True)
