@@ -16,7 +16,7 @@ from normscope.train import LoneTrials, Recipe, TrialStack
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 watch_module: Any = importlib.import_module("normscope.forecast.watch")
-RATES = (1e-2, 1e-3, 1e-3, 3e-5)
+RATES = (1e-2, 1e-3, 1e-3, 4e-4)
 STEPS = ladder_module.LADDER_STEPS
 
 
@@ -31,7 +31,7 @@ def test_stacked_rungs_are_what_lone_ones_are(
 ) -> None:
     model = Tiny(depth=1, dropout=0.0)
     ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
-    assert [rung.lr for rung in ladder.rungs] == [3e-5, 1e-3, 1e-2], "ascending, each once"
+    assert [rung.lr for rung in ladder.rungs] == [4e-4, 1e-3, 1e-2], "ascending, each once"
     assert all(rung.curve[0].step == 0 for rung in ladder.rungs), "the start is measured once for all"
     monkeypatch.setattr(watch_module, "many_trials", LoneTrials)
     for rung, alone in zip(
@@ -102,7 +102,7 @@ def test_rungs_ascend_each_once_and_are_long_enough(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
     laddered(Tiny(depth=1), lr=1e-3, steps=STEPS - 1)
     laddered(Tiny(depth=1), [1e-3], lr=1e-3, steps=STEPS + 1)
-    assert tried == [(3e-5, STEPS), (1e-3, STEPS), (1e-2, STEPS), (1e-3, STEPS + 1)]
+    assert tried == [(4e-4, STEPS), (1e-3, STEPS), (1e-2, STEPS), (1e-3, STEPS + 1)]
 
 
 def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +168,19 @@ def rung_of(lr: float, *losses: float, outcome: str = "trains", step: int = 10) 
 
 
 def test_a_larger_rate_is_looked_up_where_it_is_as_far_in_rate_times_steps() -> None:
+    def of(rung: Forecast, rungs: list[Forecast]) -> float | None:
+        return ahead(rung.lr, rung.curve[-1].recent_loss, rungs)
+
     low, high = rung_of(1e-4, 5.5, 5.4, 5.3), rung_of(1e-3, 5.2, 4.4, 3.8)
-    assert ahead(low, [low, high]) == pytest.approx(3.8), "step 25 of 30, the middle of the last ten"
-    assert ahead(low, [low, rung_of(1.25e-3, 5.2, 4.4, 3.8)]) == pytest.approx(4.1), "step 20: half way"
-    assert ahead(low, [low, rung_of(9e-4, 5.2, 4.4, 3.8)]) is None, "not as far"
-    assert ahead(low, [low, rung_of(2e-3, 5.2, 4.4, 3.8)]) is None, "in its first steps"
-    assert ahead(low, [low, rung_of(1e-3, 5.2, 6.4, 7.8)]) is None, "too large a rate"
-    assert ahead(low, [rung_of(1.1e-3, 5.0, 4.0, 3.0), high, low]) == pytest.approx(3.8), "the smallest"
-    assert ahead(high, [low, high]) is None
+    assert of(low, [low, high]) == pytest.approx(3.8), "step 25 of 30, the middle of the last ten"
+    assert of(low, [low, rung_of(1.25e-3, 5.2, 4.4, 3.8)]) == pytest.approx(4.1), "step 20: half way"
+    assert of(low, [low, rung_of(9e-4, 5.2, 4.4, 3.8)]) is None, "not as far"
+    assert of(low, [low, rung_of(2e-3, 5.2, 4.4, 3.8)]) is None, "in its first steps"
+    assert of(low, [low, rung_of(1e-3, 5.2, 6.4, 7.8)]) is None, "too large a rate"
+    assert of(low, [rung_of(1.1e-3, 5.0, 4.0, 3.0), high, low]) == pytest.approx(3.8), "the smallest"
+    assert of(high, [low, high]) is None
+    assert ahead(1e-4, None, [rung_of(1e-3, 5.2, 6.4, 7.8)]) == pytest.approx(7.8), "no loss of its own"
+    assert ahead(1e-4, None, [rung_of(2e-3, 5.2, 4.4, 3.8)], 10.0) == pytest.approx(4.6), "step 12.5"
 
 
 def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +198,66 @@ def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatc
         assert (ladder.rungs[0].certainty > 0.5) == (outcome == "trains")
 
 
+def by_rate(outcomes: dict[float, Any], tried: list[tuple[float, int]]):
+    """A replacement for trials: losses after each 9 steps by rate; `tried` receives rates and steps."""
+
+    def try_all(self, configs) -> None:
+        for config in configs:
+            tried.append((config.lr, config.steps))
+            self.rungs.append(rung_of(config.lr, *outcomes[config.lr], step=9))
+
+    return try_all
+
+
+FALLS = (5.2, 4.8, 4.4, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcomes", "steps"),
+    [
+        ((3.4, 2.6, 2.5, 2.4), ["trains", "trains"], None),
+        ((5.6, 5.6, 5.6, 5.5), ["slow", "slow"], None),
+        ((5.6, 4.4, 3.6, 3.3), None, STEPS // 2),
+    ],
+)
+def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
+    monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], outcomes: list[str] | None, steps: int | None
+) -> None:
+    """The baseline is 3 nats. The rate 2.5e-3 is after 20 and 25 steps where the low ones are after 250."""
+    tried: list[tuple[float, int]] = []
+    by = {2e-4: FALLS, 2.5e-4: FALLS, 2.5e-3: losses, 1e-2: (4.0, 3.5, 3.0, 2.0), 2e-2: (4.4, 3.9, 3.4, 2.4)}
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
+    model = Tiny(depth=1)
+    subject = subject_of(model)
+    subject.unigram_entropy = 3.0
+    ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
+    assert [rung.lr for rung in ladder.rungs] == sorted(by)
+    assert tried[:3] == [(2.5e-3, STEPS), (1e-2, STEPS), (2e-2, STEPS)], "the larger ones first"
+    assert tried[3:] == ([] if steps is None else [(2e-4, steps), (2.5e-4, steps)])
+    if outcomes is not None:
+        low = ladder.rungs[:2]
+        assert [rung.outcome for rung in low] == outcomes
+        assert all(rung.curve == () and rung.reason.startswith("not tried: ") for rung in low)
+        assert all((rung.certainty > 0.5) == rung.trains and rung.is_sure for rung in low)
+
+
+def test_low_rates_are_tried_in_full_while_the_best_one_is_the_lowest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[float, int]] = []
+    above = {3e-5: 0.0, 6e-5: 0.0, 1e-4: 0.5, 2e-4: 0.0, 4e-4: 0.1, 1e-2: 0.2, 2e-2: 0.3}
+    by = {lr: tuple(loss + more for loss in FALLS) for lr, more in above.items()}
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
+    laddered(Tiny(depth=1), by, lr=1e-2)
+    assert tried[:2] == [(1e-2, STEPS), (2e-2, STEPS)]
+    assert tried[2:4] == [(2e-4, STEPS), (4e-4, STEPS)], "1e-2 is the best so far, and the lowest"
+    assert tried[4:6] == [(6e-5, STEPS), (1e-4, STEPS)], "now 2e-4 is"
+    assert tried[6:] == [(3e-5, STEPS)], "and then 6e-5"
+
+
 def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
     low, high = rung_of(1e-4, 5.5, 5.2, 4.6, outcome="collapses"), rung_of(1e-3, 5.2, 4.5, 3.1)
-    assert ahead(low, [low, high]) is not None
+    assert ahead(low.lr, 4.6, [low, high]) is not None
     assert ladder_module.compared(low, [low, high]) is low
     stuck = dataclasses.replace(low, outcome="plateau")
     assert ladder_module.compared(stuck, [low, high]) is stuck
@@ -292,7 +354,7 @@ def test_a_lost_rung_stops_early_and_the_others_go_on() -> None:
 
     model = Merged(depth=1)
     ladder = laddered(model, lr=1e-3)
-    assert [(rung.outcome, rung.curve[-1].step) for rung in ladder.rungs] == [("collapses", STEPS - 10)] * 3
+    assert [(rung.outcome, rung.curve[-1].step) for rung in ladder.rungs] == [("collapses", STEPS // 2)] * 3
     healthy = laddered(Tiny(depth=1), [1e-3, 1e9], optimizer="sgd", lr=1e-3)
     assert [rung.curve[-1].step >= STEPS for rung in healthy.rungs] == [True, False]
     assert healthy.rungs[1].outcome == "diverges"

@@ -33,7 +33,7 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import COHERENCE_BATCHES, RECENT, WatchedTrial, measured_steps
+from normscope.forecast.watch import RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
@@ -350,7 +350,7 @@ class Following(Counting):
     def _trial(self) -> WatchedTrial:
         recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=self._num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
-        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, COHERENCE_BATCHES, self._states)
+        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states)
 
     @functools.cached_property
     def _states(self) -> HiddenStates:

@@ -11,7 +11,7 @@ docs/forecast.md has the evidence.
 import math
 from collections.abc import Sequence
 
-from normscope.forecast.record import BestRate, Forecast
+from normscope.forecast.record import BestRate, Forecast, ForecastStep
 from normscope.forecast.rule import at_full_rate
 from normscope.train import CRITERION_STEPS
 
@@ -27,10 +27,14 @@ FEWEST = 3
 def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     """The rate to use, its range, and why there is none where there is none.
 
+    A trial that was stopped half-way, see `stopping`, is no candidate.
+
     Args:
-        rungs: forecasts of one model at several rates, with the same warm-up and number of steps.
+        rungs: forecasts of one model at several rates, with the same warm-up.
     """
-    healthy = [rung for rung in rungs if rung.trains or rung.outcome in ("slow", "undecided")]
+    longest = max((rung.curve[-1].step for rung in rungs if rung.curve), default=0)
+    whole = [rung for rung in rungs if rung.curve and 2 * rung.curve[-1].step > longest]
+    healthy = [rung for rung in whole if rung.trains or rung.outcome in ("slow", "undecided")]
     ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
     if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
@@ -48,11 +52,21 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
 
 def end_loss(rung: Forecast) -> float | None:
     """Predicted loss of the fixed batch after 300 steps; None where the trial did not get far."""
-    if len(rung.curve) < FEWEST:
+    return extrapolated(rung.curve, rung.trial_warmup)
+
+
+def extrapolated(curve: Sequence[ForecastStep], warmup: int = 0) -> float | None:
+    """Loss of the fixed batch after 300 steps that the second half of a trial predicts, see `end_loss`.
+
+    Args:
+        curve: the measurements, the first one before the first step.
+        warmup: steps of linear warm-up in the trial.
+    """
+    if len(curve) < FEWEST:
         return None
-    last = rung.curve[-1]
-    half = min(rung.curve[:-1], key=lambda each: abs(each.step - last.step / 2))
-    before, now = (at_full_rate(each.step, rung.trial_warmup) for each in (half, last))
+    last = curve[-1]
+    half = min(curve[:-1], key=lambda each: abs(each.step - last.step / 2))
+    before, now = (at_full_rate(each.step, warmup) for each in (half, last))
     if not 0 < before < now or not math.isfinite(last.loss):
         return None
     times = KEPT * max(0.0, math.log2(CRITERION_STEPS / last.step)) / math.log2(now / before)

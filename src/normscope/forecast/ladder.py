@@ -13,8 +13,11 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
+from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
 from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.subjects import Subject, untouched
+from normscope.subjects.feed import is_of_tokens
+from normscope.subjects.targets import hides_targets
 from normscope.train import Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
@@ -23,8 +26,11 @@ RAMPS = (1.0, 0.5)  # warm-ups tried where the wanted learning rate fails, in le
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all stacked replicas: stacking pays for small models; a weight takes 16 bytes each."""
 
+AT_ONCE = 2  # low rates that are tried together: the best one is seldom much lower
+
 FAR = 250.0  # steps to look ahead; a larger learning rate gets a little less far than rate × steps predicts
 FIRST = 15.0  # step before which the loss still depends on the first steps
+SOONER = 8.0  # the same where the loss is compared with limits that are far from one another
 
 
 def forecast_ladder(
@@ -36,8 +42,9 @@ def forecast_ladder(
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
-    Each rung takes `config.steps` steps, at least `LADDER_STEPS`; a rung that fails stops earlier. Rungs that
-    are small and can be stacked are stepped together. A larger `score` means a more certain success.
+    Each rung takes `config.steps` steps, at least `LADDER_STEPS`. One that is decided half-way stops there,
+    and a low one that larger rates decide is not tried, see `stopping`. Rungs that are small and can be
+    stacked are stepped together. A larger `score` means a more certain success.
 
     Args:
         rates: learning rates in any order; each is tried once.
@@ -49,9 +56,11 @@ def forecast_ladder(
     """
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
     configs = _at_rates(longer, rates)
-    ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None))
+    ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None), len(configs))
+    low = [config for config in configs if config.lr <= LOW * configs[-1].lr]
     try:
-        ladder.try_all(configs)
+        ladder.try_all(configs[len(low) :])
+        ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
         words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
@@ -76,13 +85,22 @@ def _at_rates(config: Recipe, rates: Iterable[float]) -> list[Recipe]:
     return [configs[rate] for rate in sorted(configs)]
 
 
+def _halved(config: Recipe) -> Recipe:
+    return dataclasses.replace(config, steps=max(1, config.steps // 2))
+
+
 @dataclass
 class _Ladder:
-    """Forecasts of one model under several configs, in the order in which they were tried."""
+    """Forecasts of one model under several configs, in the order in which they were tried.
+
+    Attributes:
+        total: number of configs to come, for the progress.
+    """
 
     subject: Subject
     anatomy: Anatomy
     progress: Progress
+    total: int = 0
     rungs: list[Forecast] = field(default_factory=list)
 
     def result(self, warmup: str, steps: int | None) -> LadderForecast:
@@ -91,14 +109,53 @@ class _Ladder:
 
     def try_all(self, configs: Sequence[Recipe]) -> None:
         """Add a forecast of each of `configs`, which share their steps."""
-        size = self.replicas(configs)
+        size, before = self.replicas(configs), len(self.rungs)
+        total = max(self.total, before + len(configs))
         for done in range(0, len(configs), size):
             part = configs[done : done + size]
-            if size > 1 and self.stacked(part, _part(self.progress, done, len(part), len(configs))):
+            if size > 1 and self.stacked(part, _part(self.progress, before + done, len(part), total)):
                 continue
             for i, config in enumerate(part, done):
-                told = _part(self.progress, i, 1, len(configs))
+                told = _part(self.progress, before + i, 1, total)
                 self.rungs.append(forecast(self.subject, self.anatomy, config, told))
+
+    def try_low(self, configs: Sequence[Recipe]) -> None:
+        """Add forecasts of `configs`, whose rates ascend and are lower than those tried so far.
+
+        As long as the best rate may be lower than those tried, the next ones are tried in full. The others
+        are decided by larger rates, or else by half a trial.
+        """
+        rest = list(configs)
+        while rest and self.best_is_lowest:
+            self.try_all(rest[-AT_ONCE:])
+            self.rungs.sort(key=lambda rung: rung.lr)
+            del rest[-AT_ONCE:]
+        decided = [(config, self.by_larger(config)) for config in rest]
+        if tried := [_halved(config) for config, decision in decided if decision is None]:
+            self.try_all(tried)
+        for config, decision in decided:
+            if decision is not None:
+                sure = REACHES if decision.outcome == "trains" else STAYS
+                rung = as_forecast(decision, self.subject, config, ())
+                self.rungs.append(dataclasses.replace(rung, certainty=sure))
+        self.rungs.sort(key=lambda rung: rung.lr)
+
+    @property
+    def best_is_lowest(self) -> bool:
+        """Whether the lowest rate tried has the lowest predicted loss, or all fail."""
+        healthy = {k: rung.curve for k, rung in enumerate(self.rungs) if rung.curve and not rung.failed}
+        return not best_place(healthy, self.rungs[0].warmup)
+
+    def by_larger(self, config: Recipe) -> Decision | None:
+        """The decision at `config.lr` from larger rates; None if they leave it open."""
+        healthy = [rung for rung in self.rungs if rung.curve and not rung.failed]
+        if config.warmup or not healthy or hides_targets(self.subject.batch):
+            return None
+        found = ahead(config.lr, None, healthy, SOONER)
+        if found is None:
+            return None
+        tokens = is_of_tokens(self.subject.batch)
+        return decided_by_larger(found, healthy[0].curve[0].loss, self.subject.baseline, tokens=tokens)
 
     def replicas(self, configs: Sequence[Recipe]) -> int:
         """Number of rungs stepped together; one where each has to be tried with and without warm-up."""
@@ -163,7 +220,9 @@ def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
 
     A failure stays one, but for a plateau of measured values: noise hides that batches agree.
     """
-    found = ahead(rung, rungs)
+    if not rung.curve:
+        return rung
+    found = ahead(rung.lr, rung.curve[-1].recent_loss, rungs)
     judged = ("trains", "slow", "undecided") if rung.tokens else ("trains", "slow", "undecided", "plateau")
     if rung.outcome not in judged or found is None:
         return rung
@@ -190,21 +249,24 @@ def judged_again(rung: Forecast, ahead: float | None = None) -> Forecast:
     )
 
 
-def ahead(rung: Forecast, rungs: Sequence[Forecast]) -> float | None:
-    """Loss that larger learning rates predict for `rung` at the end of a run; None where they do not.
+def ahead(lr: float, own: float | None, rungs: Sequence[Forecast], first: float = FIRST) -> float | None:
+    """Loss that larger learning rates predict for a run at `lr` at its end; None where they do not.
 
     In a healthy run, progress is learning rate × steps: at 10 times the learning rate, step 25 corresponds to
     step 250. The prediction is the interpolated mean loss at that step, at the smallest learning rate that
-    has reached it. A loss above the rung's own means that this learning rate is too large to predict from.
+    has reached it. A loss above the run's own means that this learning rate is too large to predict from.
+
+    Args:
+        own: loss at the end of the trial at `lr`; None if there was none.
+        first: step of the larger rate before which its loss says nothing.
     """
-    own = rung.curve[-1].recent_loss if rung.curve else None
     for other in sorted(rungs, key=lambda each: each.lr):
-        step = FAR * rung.lr / other.lr
+        step = FAR * lr / other.lr
         seen = [(each.step - min(RECENT, each.step) / 2, each.recent_loss) for each in other.curve[1:]]
         pairs = [(middle, loss) for middle, loss in seen if loss is not None]
-        if own is not None and other.lr > rung.lr and pairs and FIRST <= step <= pairs[-1][0]:
+        if other.lr > lr and pairs and first <= step <= pairs[-1][0]:
             found = _between(pairs, step)
-            return found if found is not None and found <= own else None
+            return found if found is not None and (own is None or found <= own) else None
     return None
 
 

@@ -89,8 +89,7 @@ def decide(
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
-    worst = max(*losses, last.recent_loss or 0.0)
-    if baseline is not None and worst < baseline - LEARNT * unit:
+    if baseline is not None and has_learnt(last, baseline, unit):
         said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens)}, {baseline:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
@@ -101,6 +100,12 @@ def decide(
     if hidden and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
+
+
+def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
+    """Whether all losses of a measurement are so far under the baseline that the model uses its input."""
+    losses = (last.loss, last.train_loss, last.recent_loss)
+    return max(loss for loss in losses if loss is not None) < baseline - LEARNT * unit
 
 
 WORST = -3.0  # the lowest score

@@ -1,6 +1,7 @@
 """Trials that are measured between their steps, and their decision."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence, Set
@@ -14,6 +15,7 @@ from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
+from normscope.forecast.stopping import EARLIEST, best_place, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy, hides_targets
@@ -34,7 +36,7 @@ class WatchedTrial:
 
     Attributes:
         curve: the measurements, the first one before the first step.
-        batches: number of batches compared at the end.
+        sparse: whether the trial is measured no more often than the rule needs, as in a ladder.
         states: reader of the hidden states, which copies of a model share.
     """
 
@@ -43,7 +45,7 @@ class WatchedTrial:
     model: nn.Module
     config: Recipe
     curve: list[ForecastStep]
-    batches: int
+    sparse: bool
     states: HiddenStates
 
     @property
@@ -76,26 +78,34 @@ class WatchedTrial:
         evaluator = Evaluator(self.subject, self.anatomy, self.model, self.states)
         recent = losses[-RECENT:]
         loss, diversity = evaluator.state()
-        judged = is_of_tokens(self.subject.batch) or self.subject.baseline.loss is not None
-        deep = judged and step >= self.config.steps and math.isfinite(loss)
-        coherence, aligned = None, None
-        if deep:
-            batches = itertools.islice(endless(self.subject.batches), self.batches)
-            coherence, aligned = evaluator.pull(list(batches))
         self.curve.append(
             ForecastStep(
                 step=step,
                 train_loss=losses[-1] if losses else None,
                 loss=loss,
                 diversity=diversity,
-                coherence=coherence,
-                alignment=aligned,
                 update_ratio=update_ratio,
                 gradients=gradients if gradients is not None else self._gradients(step),
                 recent_loss=sum(recent) / len(recent) if recent else None,
                 batch_entropy=self._entropy_of(step - 1) if step else None,
             )
         )
+        if step >= self.config.steps and math.isfinite(loss) and self._compares_gradients:
+            num = SPARSE_BATCHES if self.sparse else COHERENCE_BATCHES
+            coherence, aligned = evaluator.pull(list(itertools.islice(endless(self.subject.batches), num)))
+            self.curve[-1] = dataclasses.replace(self.curve[-1], coherence=coherence, alignment=aligned)
+
+    @property
+    def _compares_gradients(self) -> bool:
+        """Whether the end of the trial compares the gradients of several batches."""
+        judged = is_of_tokens(self.subject.batch) or self.subject.baseline.loss is not None
+        return judged and not (self.sparse and self.is_settled)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the trial is decided without more steps, see `stopping`."""
+        tokens = is_of_tokens(self.subject.batch)
+        return is_settled(self.curve, self.subject.baseline, tokens=tokens, warmup=self.config.warmup)
 
     def _gradients(self, step: int) -> dict[str, float]:
         return gradient_norms(self.model, self.anatomy) if step else {}
@@ -148,10 +158,9 @@ def train_copies(
         torch.manual_seed(configs[0].seed)
         feeds = [endless(subject.batches) for _ in models]
         trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
-        batches = SPARSE_BATCHES if sparse else COHERENCE_BATCHES
         states = HiddenStates(anatomy)
         watches = [
-            WatchedTrial(subject, anatomy, model, config, curve, batches, states)
+            WatchedTrial(subject, anatomy, model, config, curve, sparse, states)
             for model, config, curve in zip(models, configs, curves, strict=True)
         ]
         measure_at = measured_steps(configs[0].steps, sparse)
@@ -165,22 +174,38 @@ def _watched(
     checkpoint: Callable[[], None],
     progress: Progress,
 ) -> list[Decision] | None:
-    """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps."""
+    """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps.
+
+    Of several trials, those that are decided half-way stop there.
+    """
     watches[0].measure(0, (), None)
     for watch in watches[1:]:  # the copies are alike before the first step
         watch.curve.append(watches[0].curve[0])
     steps = watches[0].config.steps
-    for last in (steps, steps + EXTENSION):
+    half = steps // 2 if len(watches) > 1 and steps // 2 >= EARLIEST else steps
+    for last in (half, steps, steps + EXTENSION):
         while trials.step < last and trials.live:
             checkpoint()
-            progress(trials.step, last)
+            progress(trials.step, max(last, steps))
             if not _advance(trials, watches, {*measure_at, last}):
                 return None
-        for k in list(trials.live):
-            if not watches[k].decision.in_doubt:
-                trials.drop(k)
+        for k in _ended(trials, watches, last < steps):
+            trials.drop(k)
     progress(trials.step, trials.step)
     return [watch.decision for watch in watches]
+
+
+def _ended(trials: Trials, watches: Sequence[WatchedTrial], early: bool) -> list[int]:
+    """Live trials that end here: half-way (`early`) the settled ones, later all but doubtful ones.
+
+    The trial that is predicted to have the lowest loss and its neighbours go on: the best rate is among them.
+    """
+    if not early:
+        return [k for k in trials.live if not watches[k].decision.in_doubt]
+    healthy = {k: watches[k].curve for k in trials.live if not watches[k].decision.failed}
+    best = best_place(healthy, watches[0].config.warmup)
+    beside = set() if best is None else {best - 1, best, best + 1} & healthy.keys()
+    return [k for k in trials.live if watches[k].is_settled and k not in beside]
 
 
 def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[int]) -> bool:
@@ -204,6 +229,11 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[in
 
 
 def measured_steps(steps: int, sparse: bool = False) -> set[int]:
-    """Steps after which to measure, besides the last: half way, and 5, 10, … or (`sparse`) 10 before it."""
+    """Steps after which to measure, besides the last.
+
+    These are half-way, and 5, 10, 20, …; or (`sparse`) a quarter of the way, and 10 steps before the end.
+    """
+    if sparse:
+        return {max(1, steps // 4), max(1, steps // 2), max(1, steps - 10)}
     often = itertools.takewhile(lambda step: step < steps, (5 * 2**k for k in range(20)))
-    return {max(1, steps // 2), *((max(1, steps - 10),) if sparse else often)}
+    return {max(1, steps // 2), *often}
