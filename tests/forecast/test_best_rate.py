@@ -153,3 +153,14 @@ def test_a_warm_up_that_is_longer_than_the_trial_was_not_in_it() -> None:
     assert helped.trial_warmup == helped.steps // 2
     assert best_rate([dataclasses.replace(one, outcome="needs-warmup") for one in longer]).rate is not None
     assert dataclasses.replace(bare[0], warmup=7).trial_warmup == 7
+
+
+def test_a_trial_that_stopped_half_way_is_no_candidate() -> None:
+    rungs = ladder(1e-3)
+    short = tuple(step for step in rung(1e-3, 2.0, 1.0).curve if step.step <= 20)
+    short = (*short[:1], dataclasses.replace(short[1], step=10), dataclasses.replace(short[1], step=20))
+    stopped = dataclasses.replace(
+        rungs[0], curve=(short[0], short[1], dataclasses.replace(short[2], loss=0.5))
+    )
+    assert end_loss(stopped) is not None
+    assert best_rate([stopped, *rungs[1:]]).rate == pytest.approx(1e-3, rel=1e-6)

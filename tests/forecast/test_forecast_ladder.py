@@ -241,6 +241,22 @@ def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
         assert all((rung.certainty > 0.5) == rung.trains and rung.is_sure for rung in low)
 
 
+@pytest.mark.parametrize("why", ["the input hides the targets", "a warm-up"])
+def test_no_larger_rate_decides_where_progress_is_not_rate_times_steps(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    tried: list[tuple[float, int]] = []
+    by = {2.5e-4: FALLS, 2.5e-3: (3.4, 2.6, 2.5, 2.4), 1e-2: (4.0, 3.5, 3.0, 2.0)}
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
+    monkeypatch.setattr(ladder_module, "hides_targets", lambda batch: why == "the input hides the targets")
+    model = Tiny(depth=1)
+    subject = subject_of(model)
+    subject.unigram_entropy = 3.0
+    config = Recipe(lr=1e-2, warmup=5 * (why == "a warm-up"))
+    forecast_ladder(subject, anatomy_of(model), config, by)
+    assert (2.5e-4, STEPS // 2) in tried
+
+
 def test_low_rates_are_tried_in_full_while_the_best_one_is_the_lowest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
