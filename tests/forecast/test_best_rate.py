@@ -164,3 +164,9 @@ def test_a_trial_that_stopped_half_way_is_no_candidate() -> None:
     )
     assert end_loss(stopped) is not None
     assert best_rate([stopped, *rungs[1:]]).rate == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_a_rate_that_was_tested_is_named_without_an_error_of_rounding() -> None:
+    """2 ** log2(0.02) is 0.020000000000000004."""
+    rates = (5e-3, 1e-2, 2e-2)
+    assert best_rate([rung(rate, 5.0, 4.0 - rate) for rate in rates]).rate == 2e-2

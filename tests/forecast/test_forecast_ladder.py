@@ -75,6 +75,14 @@ def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.Mon
     laddered(model, lr=1e-3)
     assert [(type(trials), len(trials.models)) for trials in made] == [(TrialStack, 3)]
     size = sum(p.numel() for p in model.parameters())
+    for most, way in ((3 * size, TrialStack), (3 * size - 1, LoneTrials)):
+        monkeypatch.setattr(watch_module, "MOST_STACKED", most)
+        stacked = [type(trials) for trials in made].count(TrialStack)
+        rungs = laddered(model, lr=1e-3).rungs
+        assert [type(trials) for trials in made].count(TrialStack) == stacked + (way is TrialStack)
+        assert len(rungs) == 3
+    del made[1:]
+    monkeypatch.setattr(watch_module, "MOST_STACKED", 3 * size)
     monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", 2 * size)
     laddered(model, lr=1e-3)
     assert [len(trials.models) for trials in made[1:]] == [2, 1]

@@ -47,7 +47,14 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     rate = lowest(rates, losses)
     low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)
     low, high = min(low, rate), max(high, rate)
-    return BestRate(2**rate, 2**low, 2**high, _edge(rungs, ends[-1][0], rates, losses))
+    return BestRate(
+        _rounded(2**rate), _rounded(2**low), _rounded(2**high), _edge(rungs, ends[-1][0], rates, losses)
+    )
+
+
+def _rounded(rate: float) -> float:
+    """`rate` without the error of its logarithm: a rate that was tested is that rate."""
+    return float(f"{rate:.6g}")
 
 
 def end_loss(rung: Forecast) -> float | None:

@@ -24,7 +24,7 @@ LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less 
 RAMPS = (1.0, 0.5)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
-"""Most parameters of all stacked replicas: stacking pays for small models; a weight takes 16 bytes each."""
+"""Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""
 
 AT_ONCE = 2  # low rates that are tried together: the best one is seldom much lower
 

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
@@ -19,13 +20,17 @@ from normscope.forecast.stopping import EARLIEST, best_place, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy, hides_targets
-from normscope.train import Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
+from normscope.train import LoneTrials, Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
 
 Progress = Callable[[int, int], None]
 
 COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 SPARSE_BATCHES = 4  # the same in a ladder of many rungs
+
+MOST_STACKED = 3_000_000
+"""Most parameters of all replicas that are stacked on a CPU. Nine replicas took 0.72 to 0.92 of the time of
+lone trials up to 2.9 million, and 1.2 to 2.0 of it with more (`python -m benchmarks.regimes.stack_cost`)."""
 
 RECENT = 10  # training losses whose mean is `recent_loss`
 
@@ -157,7 +162,7 @@ def train_copies(
                 models[-1].train()
         torch.manual_seed(configs[0].seed)
         feeds = [endless(subject.batches) for _ in models]
-        trials = many_trials(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
+        trials = _side_by_side(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
         states = HiddenStates(anatomy)
         watches = [
             WatchedTrial(subject, anatomy, model, config, curve, sparse, states)
@@ -165,6 +170,19 @@ def train_copies(
         ]
         measure_at = measured_steps(configs[0].steps, sparse)
         return _watched(trials, watches, measure_at, checkpoint, progress)
+
+
+def _side_by_side(
+    models: Sequence[nn.Module],
+    feeds: Sequence[Iterator[Any]],
+    loss: Callable[[nn.Module, Any], Tensor],
+    configs: Sequence[Recipe],
+) -> Trials:
+    """The trials as a stack, or one after another where a stack is too large to pay on a CPU."""
+    weights = [weight for model in models for weight in model.parameters()]
+    if sum(w.numel() for w in weights) > MOST_STACKED and all(w.is_cpu for w in weights):
+        return LoneTrials(models, feeds, loss, configs)
+    return many_trials(models, feeds, loss, configs)
 
 
 def _watched(
