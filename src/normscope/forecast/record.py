@@ -93,6 +93,11 @@ class Forecast:
         return self.outcome in ("collapses", "plateau", "diverges")
 
     @property
+    def is_untried(self) -> bool:
+        """Whether larger learning rates decided the outcome without a trial."""
+        return not self.curve and self.outcome != "not measured"
+
+    @property
     def trial_warmup(self) -> int:
         """Steps of warm-up in the measured trial: a warm-up that is longer than the trial is not tried.
 

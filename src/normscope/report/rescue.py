@@ -23,13 +23,15 @@ _FIGURES = ("loss", "diversity")
 
 
 def ladder_table(ladder: LadderForecast) -> Table:
-    """A row for each learning rate: its outcome, and loss and diversity at the end of its trial."""
-    table = figure_table("rate", "outcome", "probability", *_FIGURES, figures=("probability", *_FIGURES))
+    """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial."""
+    columns = ("probability", "steps", *_FIGURES)
+    table = figure_table("rate", "outcome", *columns, figures=columns)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
         note = Text(" largest that trains", style="dim") if here else Text("")
-        table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), *last_figures(rung))
+        steps = str(rung.curve[-1].step) if rung.curve else NOTHING
+        table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), steps, *last_figures(rung))
     return table
 
 
@@ -41,7 +43,9 @@ def ladder_words(ladder: LadderForecast) -> str:
     if ladder.largest_rate is not None:
         largest = f"the largest that trains is {ladder.largest_rate:g}"
     number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"
-    return f"{number}, {largest}; warm-up {ladder.warmup}"
+    untried = sum(rung.is_untried for rung in ladder.rungs)
+    decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
+    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
 
 
 def rate_to_use(ladder: LadderForecast) -> str:
