@@ -1,6 +1,6 @@
 """The grid of divergence: models with norms and without, on recall and on text, at four learning rates.
 
-    nice -n 19 python -m benchmarks.predictors.divergence FILE [--only WORD]
+    nice -n 19 python -m benchmarks.predictors.divergence FILE [--part set-on|held-out|all] [--only WORD]
 
 It follows the normalisation sweep of arXiv:2602.22988, section 5.2 and appendix D.1, at a small size: five
 placements of norms, and no norm, on associative recall, with AdamW. That sweep has one kind of model
@@ -8,6 +8,10 @@ without norms, so that "has no norm at all" decides it. Here are five, three of 
 (T-Fixup, Fixup, ReZero). The grid was fixed before any run of it was trained and before any AUROC; the code
 of the predictors was tried on four of its models. One line of JSON is one run; an interrupted command is
 continued.
+
+`GRID` is that grid, on which normscope's risk of divergence was set. `HELD_OUT` was fixed before it was
+designed and was scored after it was fixed: other schemes, starts, depths, widths, learning rates and text,
+recall of more pairs, and DyT.
 """
 
 import argparse
@@ -22,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.forecast_cells import licences
 from benchmarks.process import records_of, rounded
 from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
@@ -33,6 +38,7 @@ NORM_FREE = ("residual-no-norm", "residual-no-norm,init=gpt2", "t-fixup", "fixup
 DEPTHS = (4, 12)
 TASKS = ("recall", "text")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+HELD_OUT_RATES, HELD_OUT_PAIRS = (2e-3, 7e-3, 2e-2, 6e-2), 6
 REPLICAS, STEPS = 2, 300
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, PAIRS = 32, 2, 256, 64, 16, 4
 PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
@@ -40,33 +46,79 @@ PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
 
 @dataclass(frozen=True)
 class Case:
-    """One model and its task; `seed` of the first replica."""
+    """One model and its task; `seed` of the first replica.
+
+    Attributes:
+        task: "text" is the standard library's source, "licences" the text of `forecast_cells.licences`,
+            "recall" asks for one of `pairs`.
+        held_out: whether the rule of the risk was fixed before the case's runs were seen.
+    """
 
     scheme: str
     depth: int
     task: str
     seed: int
+    width: int = WIDTH
+    rates: tuple[float, ...] = RATES
+    pairs: int = PAIRS
+    held_out: bool = False
 
     @property
     def name(self) -> str:
         """The name in truth files."""
-        return f"{PREFIX}{self.scheme} {self.depth} {self.task}"
+        width = "" if self.width == WIDTH else f", d {self.width}"
+        return f"{PREFIX}{self.scheme} {self.depth} {self.task}{width}"
 
     def subject(self, seed: int) -> Subject:
         """The model and its batches."""
-        size = f"depth={self.depth},width={WIDTH},heads={HEADS},vocab={VOCABULARY}"
-        text = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed)
-        if self.task == "text":
-            return text
-        return make_subject(text.model, _Recall(seed), last_token, seed=seed, spec=self.name)
+        size = f"depth={self.depth},width={self.width},heads={HEADS},vocab={VOCABULARY}"
+        text = licences() if self.task == "licences" else None
+        found = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed, text=text)
+        if self.task != "recall":
+            return found
+        return make_subject(found.model, _Recall(seed, self.pairs), last_token, seed=seed, spec=self.name)
 
 
-CASES: tuple[Case, ...] = tuple(
+GRID: tuple[Case, ...] = tuple(
     Case(scheme, depth, task, 7000 + number)
     for number, (scheme, depth, task) in enumerate(
         (scheme, depth, task) for scheme in (*NORMED, *NORM_FREE) for depth in DEPTHS for task in TASKS
     )
 )
+
+HELD_OUT: tuple[Case, ...] = tuple(
+    Case(scheme, depth, task, 9100 + number, width, HELD_OUT_RATES, HELD_OUT_PAIRS, held_out=True)
+    for number, (scheme, depth, width, task) in enumerate(
+        (
+            ("dyt", 6, 48, "licences"),
+            ("dyt", 16, 24, "licences"),
+            ("dyt", 8, 24, "recall"),
+            ("dyt,init=xavier", 10, 48, "recall"),
+            ("derf", 9, 48, "licences"),
+            ("skipinit", 8, 48, "licences"),
+            ("skipinit", 18, 24, "recall"),
+            ("residual-no-norm,init=torch", 6, 24, "licences"),
+            ("residual-no-norm,init=normal", 9, 48, "recall"),
+            ("sigma-reparam,norm=none", 8, 48, "licences"),
+            ("highway", 9, 24, "recall"),
+            ("fixup", 18, 48, "licences"),
+            ("rezero", 7, 24, "licences"),
+            ("gpt2", 9, 48, "recall"),
+            ("pre,init=xavier", 18, 24, "licences"),
+            ("pre-no-final,init=xavier", 7, 48, "licences"),
+            ("post,init=gpt2", 16, 24, "licences"),
+            ("peri", 9, 24, "recall"),
+            ("olmo2", 6, 48, "licences"),
+            ("admin", 10, 48, "recall"),
+            ("hybridnorm", 8, 24, "licences"),
+            ("normformer", 7, 48, "recall"),
+            ("scalenorm,init=xavier", 14, 24, "licences"),
+            ("keel", 6, 48, "licences"),
+        )
+    )
+)
+
+CASES = (*GRID, *HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -74,21 +126,22 @@ class _Recall:
     """Batches of associative recall that start again at each iteration."""
 
     seed: int
+    pairs: int
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return recall(self.seed)
+        return recall(self.seed, self.pairs)
 
 
-def recall(seed: int) -> Iterator[dict[str, Any]]:
-    """Endless batches [k₁, v₁, …, k₄, v₄, padding, q]; the target is the value of the key q."""
+def recall(seed: int, pairs: int = PAIRS) -> Iterator[dict[str, Any]]:
+    """Endless batches [k₁, v₁, …, k_p, v_p, padding, q]; the target is the value of the key q."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         ids_BT = torch.full((BATCH, LENGTH), PAD)
         order = torch.rand(BATCH, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
-        keys_BP = FIRST_KEY + order[:, :PAIRS]
-        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (BATCH, PAIRS), generator=generator)
-        ids_BT[:, 0 : 2 * PAIRS : 2], ids_BT[:, 1 : 2 * PAIRS : 2] = keys_BP, values_BP
-        asked_B1 = torch.randint(PAIRS, (BATCH, 1), generator=generator)
+        keys_BP = FIRST_KEY + order[:, :pairs]
+        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (BATCH, pairs), generator=generator)
+        ids_BT[:, 0 : 2 * pairs : 2], ids_BT[:, 1 : 2 * pairs : 2] = keys_BP, values_BP
+        asked_B1 = torch.randint(pairs, (BATCH, 1), generator=generator)
         ids_BT[:, -1:] = keys_BP.gather(1, asked_B1)
         yield {"ids": ids_BT, LOSS_INPUTS: (values_BP.gather(1, asked_B1)[:, 0],)}
 
@@ -153,13 +206,15 @@ def run(case: Case, replica: int, lr: float, steps: int = STEPS) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--part", choices=("set-on", "held-out", "all"), default="all")
     parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"], row["lr"]) for row in records_of(options.file)}
-    for case in CASES:
+    parts = {"set-on": GRID, "held-out": HELD_OUT, "all": CASES}
+    for case in parts[options.part]:
         for replica in range(REPLICAS) if options.only in case.name else ():
-            for lr in RATES:
+            for lr in case.rates:
                 if (case.name, replica, lr) in known:
                     continue
                 row = run(case, replica, lr)
