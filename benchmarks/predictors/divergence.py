@@ -38,7 +38,7 @@ NORM_FREE = ("residual-no-norm", "residual-no-norm,init=gpt2", "t-fixup", "fixup
 DEPTHS = (4, 12)
 TASKS = ("recall", "text")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-HELD_OUT_RATES, HELD_OUT_PAIRS = (2e-3, 7e-3, 2e-2, 6e-2), 6
+HELD_OUT_RATES, HELD_OUT_PAIRS, HELD_OUT_BATCH = (2e-3, 7e-3, 2e-2, 6e-2), 6, 8
 REPLICAS, STEPS = 2, 300
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, PAIRS = 32, 2, 256, 64, 16, 4
 PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
@@ -50,7 +50,7 @@ class Case:
 
     Attributes:
         task: "text" is the standard library's source, "licences" the text of `forecast_cells.licences`,
-            "recall" asks for one of `pairs`.
+            "recall" asks for one of `pairs` in `batch` sequences.
         held_out: whether the rule of the risk was fixed before the case's runs were seen.
     """
 
@@ -61,6 +61,7 @@ class Case:
     width: int = WIDTH
     rates: tuple[float, ...] = RATES
     pairs: int = PAIRS
+    batch: int = BATCH
     held_out: bool = False
 
     @property
@@ -76,7 +77,7 @@ class Case:
         found = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed, text=text)
         if self.task != "recall":
             return found
-        return make_subject(found.model, _Recall(seed, self.pairs), last_token, seed=seed, spec=self.name)
+        return make_subject(found.model, _Recall(seed, self.pairs, self.batch), last_token, seed=seed, spec=self.name)
 
 
 GRID: tuple[Case, ...] = tuple(
@@ -87,33 +88,41 @@ GRID: tuple[Case, ...] = tuple(
 )
 
 HELD_OUT: tuple[Case, ...] = tuple(
-    Case(scheme, depth, task, 9100 + number, width, HELD_OUT_RATES, HELD_OUT_PAIRS, held_out=True)
+    Case(
+        scheme,
+        depth,
+        task,
+        9100 + number,
+        width,
+        HELD_OUT_RATES,
+        HELD_OUT_PAIRS,
+        HELD_OUT_BATCH,
+        held_out=True,
+    )
     for number, (scheme, depth, width, task) in enumerate(
         (
             ("dyt", 6, 48, "licences"),
-            ("dyt", 16, 24, "licences"),
+            ("pre,init=xavier", 14, 24, "licences"),
+            ("skipinit", 8, 24, "recall"),
             ("dyt", 8, 24, "recall"),
-            ("dyt,init=xavier", 10, 48, "recall"),
-            ("derf", 9, 48, "licences"),
-            ("skipinit", 8, 48, "licences"),
-            ("skipinit", 18, 24, "recall"),
+            ("post,init=gpt2", 10, 24, "licences"),
             ("residual-no-norm,init=torch", 6, 24, "licences"),
-            ("residual-no-norm,init=normal", 9, 48, "recall"),
+            ("gpt2", 9, 24, "recall"),
             ("sigma-reparam,norm=none", 8, 48, "licences"),
-            ("highway", 9, 24, "recall"),
-            ("fixup", 18, 48, "licences"),
-            ("rezero", 7, 24, "licences"),
-            ("gpt2", 9, 48, "recall"),
-            ("pre,init=xavier", 18, 24, "licences"),
-            ("pre-no-final,init=xavier", 7, 48, "licences"),
-            ("post,init=gpt2", 16, 24, "licences"),
+            ("dyt", 16, 24, "licences"),
             ("peri", 9, 24, "recall"),
-            ("olmo2", 6, 48, "licences"),
-            ("admin", 10, 48, "recall"),
+            ("residual-no-norm,init=normal", 6, 48, "recall"),
+            ("admin", 6, 48, "recall"),
+            ("dyt,init=xavier", 10, 24, "recall"),
             ("hybridnorm", 8, 24, "licences"),
-            ("normformer", 7, 48, "recall"),
+            ("rezero", 7, 24, "licences"),
             ("scalenorm,init=xavier", 14, 24, "licences"),
-            ("keel", 6, 48, "licences"),
+            ("fixup", 18, 24, "licences"),
+            ("normformer", 7, 24, "recall"),
+            ("derf", 9, 24, "licences"),
+            ("pre-no-final,init=xavier", 7, 48, "licences"),
+            ("highway", 9, 24, "recall"),
+            ("olmo2", 6, 48, "licences"),
         )
     )
 )
@@ -127,21 +136,22 @@ class _Recall:
 
     seed: int
     pairs: int
+    batch: int
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return recall(self.seed, self.pairs)
+        return recall(self.seed, self.pairs, self.batch)
 
 
-def recall(seed: int, pairs: int = PAIRS) -> Iterator[dict[str, Any]]:
+def recall(seed: int, pairs: int = PAIRS, batch: int = BATCH) -> Iterator[dict[str, Any]]:
     """Endless batches [k₁, v₁, …, k_p, v_p, padding, q]; the target is the value of the key q."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        ids_BT = torch.full((BATCH, LENGTH), PAD)
-        order = torch.rand(BATCH, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
+        ids_BT = torch.full((batch, LENGTH), PAD)
+        order = torch.rand(batch, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
         keys_BP = FIRST_KEY + order[:, :pairs]
-        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (BATCH, pairs), generator=generator)
+        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (batch, pairs), generator=generator)
         ids_BT[:, 0 : 2 * pairs : 2], ids_BT[:, 1 : 2 * pairs : 2] = keys_BP, values_BP
-        asked_B1 = torch.randint(pairs, (BATCH, 1), generator=generator)
+        asked_B1 = torch.randint(pairs, (batch, 1), generator=generator)
         ids_BT[:, -1:] = keys_BP.gather(1, asked_B1)
         yield {"ids": ids_BT, LOSS_INPUTS: (values_BP.gather(1, asked_B1)[:, 0],)}
 
