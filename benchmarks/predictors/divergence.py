@@ -77,7 +77,9 @@ class Case:
         found = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed, text=text)
         if self.task != "recall":
             return found
-        return make_subject(found.model, _Recall(seed, self.pairs, self.batch), last_token, seed=seed, spec=self.name)
+        return make_subject(
+            found.model, _Recall(seed, self.pairs, self.batch), last_token, seed=seed, spec=self.name
+        )
 
 
 GRID: tuple[Case, ...] = tuple(

@@ -31,6 +31,9 @@ class ForecastStep:
         gradients: gradient norm by block site, of the last step.
         recent_loss: mean loss of the last 10 training batches, or fewer; None at step 0.
         batch_entropy: unigram entropy of the targets of the batch of `train_loss`, in nats, where known.
+        largest_loss: largest loss of a training batch so far; inf once one was not finite; None at step 0.
+        largest_gradient: largest norm of all gradients of a step together so far, before clipping; None where
+            the steps are not normscope's own.
     """
 
     step: int
@@ -43,6 +46,8 @@ class ForecastStep:
     alignment: float | None = None
     recent_loss: float | None = None
     batch_entropy: float | None = None
+    largest_loss: float | None = None
+    largest_gradient: float | None = None
 
 
 @dataclass(frozen=True)

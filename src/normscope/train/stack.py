@@ -74,7 +74,19 @@ class TrialStack(Trials):
                 losses.sum().backward()
                 means = losses.detach() if means is None else means + losses.detach()
         assert means is not None
+        self._add_norms()
         return means.tolist()
+
+    @torch.no_grad()
+    def _add_norms(self) -> None:
+        """Add the norm of all gradients of each live replica to `gradient_norms`."""
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        rows = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
+        norms = (
+            torch.linalg.vector_norm(torch.stack(rows), dim=0).tolist() if rows else [0.0] * len(self.live)
+        )
+        for k, norm in zip(self.live, norms, strict=True):
+            self.gradient_norms[k].append(norm)
 
     def _update(self) -> None:
         self._optimizer.step([rate_factor(self.configs[k], self.step) for k in self.live])
