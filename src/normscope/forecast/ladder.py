@@ -10,6 +10,7 @@ from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.best_rate import best_rate
 from normscope.forecast.certainty import certainty
+from normscope.forecast.divergence import at_least_that_of_smaller_rates
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -53,6 +54,7 @@ def forecast_ladder(
     try:
         ladder.try_all(configs)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
+        ladder.rungs = at_least_that_of_smaller_rates(ladder.rungs)
         words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.certainty import certainty
+from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import Progress, train_copies
@@ -127,6 +128,7 @@ def as_forecast(
         is_of_tokens(subject.batch),
         certainty(decision, curve),
         hides_targets(subject.batch),
+        divergence_risk(config.optimizer_name, config.lr, curve),
     )
 
 

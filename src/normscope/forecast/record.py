@@ -66,6 +66,8 @@ class Forecast:
         tokens: whether the model is fed token ids.
         certainty: probability from 0 to 1 that the run trains; None if the outcome leaves it open.
         hidden: whether the input hides the targets, as in a masked language model.
+        divergence: risk from 0 to 1 that the run diverges within 300 steps, see `divergence_risk`; None if it
+            is unknown.
     """
 
     outcome: Outcome
@@ -81,6 +83,7 @@ class Forecast:
     tokens: bool = True
     certainty: float | None = None
     hidden: bool = False
+    divergence: float | None = None
 
     @property
     def baseline(self) -> Baseline:
@@ -114,7 +117,8 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
-        names = "outcome reason optimizer lr warmup steps unigram_entropy best_constant score certainty"
+        settings = "outcome reason optimizer lr warmup steps unigram_entropy best_constant"
+        names = f"{settings} score certainty divergence"
         plain = {name: getattr(self, name) for name in names.split()}
         return plain | {"curve": [vars(step) for step in self.curve]}
 

@@ -43,6 +43,7 @@ def forecast_in_words(forecast: Forecast) -> str:
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
     words += f" ({certainty_in_words(forecast)})" if forecast.certainty is not None else ""
+    words += f"; {risk}" if (risk := risk_in_words(forecast)) else ""
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
         words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
@@ -62,6 +63,17 @@ def certainty_in_words(forecast: Forecast) -> str:
         return ""
     said = f"probability of training {forecast.certainty:.2f}"
     return said if forecast.is_sure else f"{said}, not sure"
+
+
+RISKY = 0.1
+"""Risk of divergence from which a report mentions it."""
+
+
+def risk_in_words(forecast: Forecast) -> str:
+    """The risk that the run diverges: "risk of divergence 0.42"; "" if it is small or unknown."""
+    if forecast.divergence is None or forecast.divergence < RISKY:
+        return ""
+    return f"risk of divergence {forecast.divergence:.2f}"
 
 
 def criterion_in_words(word: str, unigram_entropy: float | None) -> str:
