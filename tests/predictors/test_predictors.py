@@ -1,6 +1,7 @@
 """Tests of the published predictors on models whose answer is known in closed form."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.predictors import baselines, rksp
 from benchmarks.predictors import dyt_saturation as dyt
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.critical_sharpness import critical_sharpness
-from benchmarks.predictors.of_normscope import WORST, _rise, _score
+from benchmarks.predictors.of_normscope import WORST, _rise, _risk, _score
 from benchmarks.predictors.range_test import ramp, range_test
 from benchmarks.predictors.rksp import whitened_dmd
 from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
@@ -220,6 +221,8 @@ def test_scores_of_forecasts_are_larger_for_failures() -> None:
     assert _score(forecast("trains", 1.5)) == -1.5
     assert _score(forecast("diverges", None)) == WORST
     assert _score(forecast("undecided", None)) == 0.0
+    assert _risk(replace(forecast("trains", 1.5), divergence=0.2)) == 0.2
+    assert _risk(forecast("not measured", None)) == 1.0
 
 
 def test_the_rise_of_a_trial_is_its_largest_loss_over_the_first() -> None:

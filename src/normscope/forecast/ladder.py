@@ -131,7 +131,7 @@ class _Ladder:
             raise
         finally:
             for config, curve, decision in zip(configs, curves, decisions or (), strict=False):
-                self.rungs.append(as_forecast(decision, self.subject, config, curve))
+                self.rungs.append(as_forecast(decision, self.subject, self.anatomy, config, curve))
         return decisions is not None
 
     def warmup(self, config: Recipe) -> tuple[str, int | None]:

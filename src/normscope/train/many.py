@@ -20,8 +20,8 @@ class Trials(ABC):
         live: replicas that are still trained, in ascending order; a replica whose loss is not finite is
             removed.
         losses: losses of each replica, each before its step.
-        gradient_norms: norm of all gradients of each step together, before clipping, of each replica; not
-            finite if the loss was not.
+        gradient_norms: norm of all gradients of each step together, before clipping, of each replica; nan if
+            the loss was not finite.
         step: number of steps taken.
     """
 
