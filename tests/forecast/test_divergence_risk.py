@@ -20,7 +20,6 @@ from normscope.report.words import RISKY, forecast_in_words, risk_in_words
 from normscope.subjects import load
 from normscope.train import Recipe, Trial, endless
 
-
 NORMED, BARE = (
     read_anatomy(load(f"nn:decoder,scheme={scheme},depth=1,width=8,heads=1", seed=0))
     for scheme in ("pre", "residual-no-norm")

@@ -155,7 +155,7 @@ def test_an_error_of_the_loss_is_the_reason() -> None:
     def fails(output: Tensor, batch: Tensor) -> Tensor:
         raise ValueError("no targets")
 
-    rows = measured(make_subject(Bowl(), torch.zeros(1, 1), fails))
+    rows = measured(replace(subject(), loss_fn=fails))
     assert all("ValueError: no targets" in row.how for row in rows)
 
 

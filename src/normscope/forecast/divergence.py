@@ -4,10 +4,10 @@ A run diverges if, within 300 steps, its loss is not finite, ends above the firs
 the norm of all gradients is ever above 500: the criterion of arXiv:2602.22988 and ours together. This is not
 the question whether a run trains: a run that stands still does neither.
 
-A logistic model of four numbers that every trial has: the largest loss over the first, the largest norm of the
-gradients, the learning rate (logarithms to base 10), and whether the model has no norm at all, because such a
-model may diverge after a calm start. docs/forecast.md compares it with published predictors, on runs that it
-was fitted on and on others.
+A logistic model of four numbers that every trial has: the largest loss over the first, the largest norm of
+the gradients, the learning rate (logarithms to base 10), and whether the model has no norm at all, because
+such a model may diverge after a calm start. docs/forecast.md compares it with published predictors, on runs
+that it was fitted on and on others.
 """
 
 import dataclasses

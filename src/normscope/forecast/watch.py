@@ -197,8 +197,8 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[in
         if alive and trials.step == 1 and all(p.grad is None for p in watches[k].model.parameters()):
             return False
         if measuring or not alive:
-            ratio = ratios[k].after() if measuring else None
-            watches[k].measure(trials.step, trials.losses[k], ratio, norms=trials.gradient_norms[k])
+            changed = ratios[k].after() if measuring else None
+            watches[k].measure(trials.step, trials.losses[k], changed, norms=trials.gradient_norms[k])
             if alive and watches[k].hopeless:
                 trials.drop(k)
     return True

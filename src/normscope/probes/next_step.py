@@ -138,15 +138,16 @@ def loss_gradients(
 
 def first_update(
     model: nn.Module, recipe: Recipe, weights: list[nn.Parameter], gradients: list[Tensor]
-) -> list[Tensor]:
-    """Δθ of the optimiser's next step, θ₁ = θ₀ − lr·Δθ, with weight decay; the weights stay.
+) -> tuple[list[Tensor], list[Tensor]]:
+    """θ₀ and Δθ of the optimiser's next step, θ₁ = θ₀ − lr·Δθ, with weight decay; the weights stay.
 
-    A user's own optimizers step copies of their state, each group at its share of the largest full rate.
+    A user's own optimizers step copies of their state, each group at its share of the largest full rate. The
+    gradients are used up.
     """
-    before = [w.detach().clone() for w in weights]
+    start = [w.detach().clone() for w in weights]
     model.zero_grad(set_to_none=True)
     for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient.detach().clone()
+        weight.grad = gradient.detach()
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(weights, recipe.clip)
     live = recipe.optimizer if isinstance(recipe.optimizer, LiveOptimizers) else None
@@ -157,12 +158,14 @@ def first_update(
             group["lr"] = rate / live.lr
     for optimizer in optimizers:
         optimizer.step()
-    with torch.no_grad():
-        updates = [old - w for old, w in zip(before, weights, strict=True)]
-        for weight, old in zip(weights, before, strict=True):
-            weight.copy_(old)
+    del optimizers  # frees Adam's moments
     model.zero_grad(set_to_none=True)
-    return updates
+    updates = []
+    with torch.no_grad():
+        for weight, old in zip(weights, start, strict=True):
+            updates.append(old - weight)
+            weight.copy_(old)
+    return start, updates
 
 
 @torch.no_grad()
@@ -196,8 +199,8 @@ def critical_rate_of(
 ) -> CriticalRate:
     """η_c of `model` on the fixed batch; `first` is what `loss_gradients` gave."""
     before, weights, gradients = first
-    updates = first_update(model, recipe, weights, gradients)
-    start = [w.detach().clone() for w in weights]
+    start, updates = first_update(model, recipe, weights, gradients)
+    gradients.clear()
     return critical_rate(
         lambda rate: loss_after(subject, model, weights, start, updates, rate), before, guess, most
     )

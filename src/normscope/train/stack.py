@@ -75,9 +75,9 @@ class TrialStack(Trials):
                 losses.sum().backward()
                 means = losses.detach() if means is None else means + losses.detach()
         assert means is not None
-        losses: list[float] = means.tolist()
-        self._add_norms(losses)
-        return losses
+        values: list[float] = means.tolist()
+        self._add_norms(values)
+        return values
 
     @torch.no_grad()
     def _add_norms(self, losses: Sequence[float]) -> None:
