@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.predictors import __main__ as command
-from benchmarks.predictors import divergence, rows
+from benchmarks.predictors import divergence, risk, rows
 from benchmarks.predictors.cells import Cell, Ladder, read
 from benchmarks.predictors.scoring import auroc, difference, interval, line, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
@@ -243,6 +244,18 @@ def test_the_held_out_part_shares_nothing_with_the_grid() -> None:
     assert not {rate for case in grid for rate in case.rates} & {r for case in fresh for r in case.rates}
     assert sum(case.scheme.startswith("dyt") for case in fresh) >= 3
     assert len(fresh) >= 20
+
+
+def test_the_fit_of_the_risk_is_at_its_minimum_and_leaves_whole_ladders_out() -> None:
+    generator = np.random.default_rng(0)
+    x_NF = np.hstack([np.ones((40, 1)), generator.normal(size=(40, 2))])
+    y_N = (x_NF[:, 1] + generator.normal(size=40) > 0).astype(float)
+    weights = risk.fitted(x_NF, y_N)
+    pull = x_NF.T @ (1 / (1 + np.exp(-x_NF @ weights)) - y_N) + risk.RIDGE * np.array([0, *weights[1:]])
+    assert np.abs(pull).max() < 1e-3
+    ladders = ["a"] * 20 + ["b"] * 20
+    odds = risk.left_out(x_NF, y_N, ladders)
+    assert odds[:20] == pytest.approx(x_NF[:20] @ risk.fitted(x_NF[20:], y_N[20:]))
 
 
 def test_the_paired_difference_draws_the_same_ladders_of_both() -> None:
