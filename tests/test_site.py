@@ -21,6 +21,7 @@ NOT_OURS = {
     "--head",
     "--normscope-budget",
     "--cells",
+    "--ladders",
     "--part",
     "--nproc-per-node",
     "--python-version",

@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.cells import Ladder, read
 from benchmarks.predictors.divergence import CRITERIA
-from benchmarks.predictors.scoring import line, table
+from benchmarks.predictors.of_normscope import RISK
+from benchmarks.predictors.scoring import difference, line, scored_cells, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
 from benchmarks.process import records_of
 
@@ -64,9 +66,21 @@ def compared(ladders: list[Ladder], rows: list[dict[str, Any]]) -> str:
         for prediction in map(_prediction, row["predictions"]):
             pairs[prediction.name].append((ladder, prediction))
     parts = [table([line(name, found) for name, found in pairs.items()])]
+    parts += differences(pairs)
     parts += [f"{name}: {sum(s) / len(s):.2f} s a ladder (processor time)" for name, s in seconds.items()]
     parts += [f"not measured, {name}: {len(why)} ladders; {why[0]}" for name, why in missing.items()]
     return "\n".join(parts)
+
+
+def differences(pairs: Mapping[str, Sequence[tuple[Ladder, Prediction]]]) -> list[str]:
+    """normscope's risk of divergence minus each range test, a line each, where both were measured."""
+    lines = []
+    for name in pairs:
+        if name.startswith("range test") and RISK in pairs:
+            found = difference(scored_cells(pairs[RISK]), scored_cells(pairs[name]))
+            value, low, high = (f"{figure:+.3f}" for figure in found)
+            lines.append(f"{RISK} minus {name}: {value} (paired, 95 % interval {low} to {high})")
+    return lines
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def _divergence_ladders(rows: Sequence[dict[str, Any]], criterion: str) -> Itera
         )
         if cells:
             recipe = Recipe(optimizer="adamw", lr=cells[0].lr, seed=case.seed)
-            yield Ladder(name, cells, False, _maker(partial(case.subject, case.seed), recipe, cells))
+            yield Ladder(name, cells, case.held_out, _maker(partial(case.subject, case.seed), recipe, cells))
 
 
 def _forecast_ladders(path: Path) -> Iterator[Ladder]:

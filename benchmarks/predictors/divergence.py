@@ -1,19 +1,24 @@
 """The grid of divergence: models with norms and without, on recall and on text, at four learning rates.
 
-    nice -n 19 python -m benchmarks.predictors.divergence FILE [--only WORD]
+    nice -n 19 python -m benchmarks.predictors.divergence FILE [--part set-on|held-out|all] [--only WORD]
 
 It follows the normalisation sweep of arXiv:2602.22988, section 5.2 and appendix D.1, at a small size: five
 placements of norms, and no norm, on associative recall, with AdamW. That sweep has one kind of model
 without norms, so that "has no norm at all" decides it. Here are five, three of which are made to train
 (T-Fixup, Fixup, ReZero). The grid was fixed before any run of it was trained and before any AUROC; the code
 of the predictors was tried on four of its models. One line of JSON is one run; an interrupted command is
-continued.
+continued. The runs of `GRID` were trained alone, those of `HELD_OUT` as stacks.
+
+`GRID` is that grid, on which normscope's risk of divergence was set. `HELD_OUT` was fixed before it was
+designed and was scored after it was fixed: other schemes, starts, depths, widths, learning rates and text,
+recall of more pairs, and DyT.
 """
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.forecast_cells import licences
 from benchmarks.process import records_of, rounded
 from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
-from normscope.train import Recipe, Trial, endless, in_flushed_thread, last_loss, working_copy
+from normscope.train import Recipe, Trials, endless, in_flushed_thread, last_loss, many_trials
 
 PREFIX = "divergence: "
 NORMED = ("pre,init=gpt2", "pre,norm=rmsnorm,init=gpt2", "post", "deepnorm", "sub-ln")
@@ -33,6 +39,7 @@ NORM_FREE = ("residual-no-norm", "residual-no-norm,init=gpt2", "t-fixup", "fixup
 DEPTHS = (4, 12)
 TASKS = ("recall", "text")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+HELD_OUT_RATES, HELD_OUT_PAIRS, HELD_OUT_BATCH = (2e-3, 7e-3, 2e-2, 6e-2), 6, 4
 REPLICAS, STEPS = 2, 300
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, PAIRS = 32, 2, 256, 64, 16, 4
 PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
@@ -40,33 +47,88 @@ PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
 
 @dataclass(frozen=True)
 class Case:
-    """One model and its task; `seed` of the first replica."""
+    """One model and its task; `seed` of the first replica.
+
+    Attributes:
+        task: "text" is the standard library's source, "licences" the text of `forecast_cells.licences`,
+            "recall" asks for one of `pairs` in `batch` sequences.
+        held_out: whether the rule of the risk was fixed before the case's runs were seen.
+    """
 
     scheme: str
     depth: int
     task: str
     seed: int
+    width: int = WIDTH
+    rates: tuple[float, ...] = RATES
+    pairs: int = PAIRS
+    batch: int = BATCH
+    held_out: bool = False
 
     @property
     def name(self) -> str:
         """The name in truth files."""
-        return f"{PREFIX}{self.scheme} {self.depth} {self.task}"
+        width = "" if self.width == WIDTH else f", d {self.width}"
+        return f"{PREFIX}{self.scheme} {self.depth} {self.task}{width}"
 
     def subject(self, seed: int) -> Subject:
         """The model and its batches."""
-        size = f"depth={self.depth},width={WIDTH},heads={HEADS},vocab={VOCABULARY}"
-        text = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed)
-        if self.task == "text":
-            return text
-        return make_subject(text.model, _Recall(seed), last_token, seed=seed, spec=self.name)
+        size = f"depth={self.depth},width={self.width},heads={HEADS},vocab={VOCABULARY}"
+        text = licences() if self.task == "licences" else None
+        found = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed, text=text)
+        if self.task != "recall":
+            return found
+        return make_subject(
+            found.model, _Recall(seed, self.pairs, self.batch), last_token, seed=seed, spec=self.name
+        )
 
 
-CASES: tuple[Case, ...] = tuple(
+GRID: tuple[Case, ...] = tuple(
     Case(scheme, depth, task, 7000 + number)
     for number, (scheme, depth, task) in enumerate(
         (scheme, depth, task) for scheme in (*NORMED, *NORM_FREE) for depth in DEPTHS for task in TASKS
     )
 )
+
+HELD_OUT: tuple[Case, ...] = tuple(
+    Case(
+        scheme,
+        depth,
+        task,
+        9100 + number,
+        width,
+        HELD_OUT_RATES,
+        HELD_OUT_PAIRS,
+        HELD_OUT_BATCH,
+        held_out=True,
+    )
+    for number, (scheme, depth, width, task) in enumerate(
+        (
+            ("dyt", 6, 48, "licences"),
+            ("pre,init=xavier", 10, 24, "licences"),
+            ("skipinit", 8, 24, "recall"),
+            ("residual-no-norm,init=torch", 6, 24, "licences"),
+            ("post,init=gpt2", 10, 24, "licences"),
+            ("dyt", 8, 24, "recall"),
+            ("gpt2", 9, 24, "recall"),
+            ("sigma-reparam,norm=none", 8, 24, "licences"),
+            ("dyt,init=xavier", 10, 24, "licences"),
+            ("peri", 7, 24, "recall"),
+            ("residual-no-norm,init=normal", 6, 48, "recall"),
+            ("admin", 6, 48, "recall"),
+            ("rezero", 7, 24, "licences"),
+            ("hybridnorm", 8, 24, "licences"),
+            ("fixup", 9, 24, "licences"),
+            ("normformer", 7, 24, "recall"),
+            ("highway", 9, 24, "recall"),
+            ("pre-no-final,init=xavier", 7, 24, "licences"),
+            ("derf", 9, 24, "licences"),
+            ("olmo2", 6, 48, "licences"),
+        )
+    )
+)
+
+CASES = (*GRID, *HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -74,21 +136,23 @@ class _Recall:
     """Batches of associative recall that start again at each iteration."""
 
     seed: int
+    pairs: int
+    batch: int
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return recall(self.seed)
+        return recall(self.seed, self.pairs, self.batch)
 
 
-def recall(seed: int) -> Iterator[dict[str, Any]]:
-    """Endless batches [k₁, v₁, …, k₄, v₄, padding, q]; the target is the value of the key q."""
+def recall(seed: int, pairs: int = PAIRS, batch: int = BATCH) -> Iterator[dict[str, Any]]:
+    """Endless batches [k₁, v₁, …, k_p, v_p, padding, q]; the target is the value of the key q."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        ids_BT = torch.full((BATCH, LENGTH), PAD)
-        order = torch.rand(BATCH, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
-        keys_BP = FIRST_KEY + order[:, :PAIRS]
-        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (BATCH, PAIRS), generator=generator)
-        ids_BT[:, 0 : 2 * PAIRS : 2], ids_BT[:, 1 : 2 * PAIRS : 2] = keys_BP, values_BP
-        asked_B1 = torch.randint(PAIRS, (BATCH, 1), generator=generator)
+        ids_BT = torch.full((batch, LENGTH), PAD)
+        order = torch.rand(batch, FIRST_VALUE - FIRST_KEY, generator=generator).argsort(1)
+        keys_BP = FIRST_KEY + order[:, :pairs]
+        values_BP = torch.randint(FIRST_VALUE, VOCABULARY, (batch, pairs), generator=generator)
+        ids_BT[:, 0 : 2 * pairs : 2], ids_BT[:, 1 : 2 * pairs : 2] = keys_BP, values_BP
+        asked_B1 = torch.randint(pairs, (batch, 1), generator=generator)
         ids_BT[:, -1:] = keys_BP.gather(1, asked_B1)
         yield {"ids": ids_BT, LOSS_INPUTS: (values_BP.gather(1, asked_B1)[:, 0],)}
 
@@ -105,7 +169,8 @@ def diverged_from_start(row: dict[str, Any]) -> bool:
 
 def diverged_as_published(row: dict[str, Any]) -> bool:
     """True if at any step the loss was above 50 or the norm of the gradients above 500 (arXiv:2602.22988)."""
-    return row["last"] is None or row["largest loss"] > 50 or row["largest gradient"] > 500
+    sizes = (row["last"], row["largest loss"], row["largest gradient"])
+    return None in sizes or row["largest loss"] > 50 or row["largest gradient"] > 500
 
 
 CRITERIA: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -114,58 +179,68 @@ CRITERIA: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-def run(case: Case, replica: int, lr: float, steps: int = STEPS) -> dict[str, Any]:
-    """Train one run alone and return its row."""
-    seed = case.seed + 500 * replica
-    subject = case.subject(seed)
+def run(
+    case: Case, replicas: Iterable[int], rates: Iterable[float], steps: int = STEPS
+) -> list[dict[str, Any]]:
+    """Train `replicas` at each of `rates` as a stack, and return a row for each run."""
+    runs = [(replica, case.seed + 500 * replica, lr) for replica in replicas for lr in rates]
+    subjects = [case.subject(seed) for _, seed, _ in runs]
+    recipes = [Recipe(optimizer="adamw", lr=lr, seed=seed, steps=steps) for _, seed, lr in runs]
     started = time.process_time()
 
-    def train(checkpoint: Callable[[], None]) -> Trial:
-        with working_copy(subject.model) as model:
-            torch.manual_seed(seed)
-            trial = Trial(
-                model.train(),
-                endless(subject.batches),
-                lambda model, batch: subject.loss(batch, model),
-                Recipe(optimizer="adamw", lr=lr, seed=seed, steps=steps),
-                keeps_norms=True,
-            )
-            while trial.step < steps and not trial.diverged:
-                checkpoint()
-                trial.advance()
-        return trial
+    def train(checkpoint: Callable[[], None]) -> Trials:
+        torch.manual_seed(case.seed)
+        models = [subject.model.train() for subject in subjects]
+        feeds = [endless(subject.batches) for subject in subjects]
+        loss = subjects[0].loss
+        trials = many_trials(models, feeds, lambda model, batch: loss(batch, model), recipes)
+        while trials.step < steps and trials.live:
+            checkpoint()
+            trials.advance()
+        return trials
 
-    trial = in_flushed_thread(train)
-    losses, norms = trial.losses, trial.gradient_norms
+    trials = in_flushed_thread(train)
+    seconds = round((time.process_time() - started) / len(runs), 2)
+    found = zip(runs, trials.losses, trials.gradient_norms, strict=True)
+    return [
+        _row(case, lr, replica, losses, norms) | {"seconds": seconds}
+        for (replica, _, lr), losses, norms in found
+    ]
+
+
+def _row(
+    case: Case, lr: float, replica: int, losses: Sequence[float], norms: Sequence[float]
+) -> dict[str, Any]:
     return {
         "case": case.name,
         "replica": replica,
         "lr": lr,
         "first": rounded(losses[0]),
-        "last": None if trial.diverged else rounded(last_loss(losses)),
+        "last": rounded(last_loss(losses)) if math.isfinite(losses[-1]) else None,
         "largest loss": rounded(max(losses)),
         "largest gradient": rounded(max(norms)),
-        "steps": trial.step,
-        "seconds": round(time.process_time() - started, 2),
+        "steps": len(losses),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--part", choices=("set-on", "held-out", "all"), default="all")
     parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"], row["lr"]) for row in records_of(options.file)}
-    for case in CASES:
-        for replica in range(REPLICAS) if options.only in case.name else ():
-            for lr in RATES:
-                if (case.name, replica, lr) in known:
-                    continue
-                row = run(case, replica, lr)
-                with options.file.open("a") as file:
+    parts = {"set-on": GRID, "held-out": HELD_OUT, "all": CASES}
+    for case in parts[options.part]:
+        wanted = {(case.name, replica, lr) for replica in range(REPLICAS) for lr in case.rates}
+        if options.only not in case.name or wanted <= known:
+            continue
+        with options.file.open("a") as file:
+            for row in run(case, range(REPLICAS), case.rates):
+                if (case.name, row["replica"], row["lr"]) not in known:
                     file.write(json.dumps(row) + "\n")
-                print(row, flush=True)
+        print(f"{case.name}: trained", flush=True)
     rows = records_of(options.file)
     for name, diverged in CRITERIA.items():
         print(f"{name}: {sum(map(diverged, rows))} of {len(rows)} runs diverged")

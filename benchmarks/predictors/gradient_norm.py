@@ -5,7 +5,8 @@ It is the baseline "initial gradient norm" of arXiv:2602.22988, table 2.
 
 import torch
 
-from benchmarks.predictors.setting import Cost, Prediction, Setting, at_start, loss_gradients
+from benchmarks.predictors.setting import Cost, Prediction, Setting
+from normscope.probes.next_step import at_start, loss_gradients
 
 
 def gradient_norm(setting: Setting) -> list[Prediction]:

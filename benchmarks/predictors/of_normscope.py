@@ -9,6 +9,7 @@ WORST = 3.0
 """Score of a failed rung without one; a rung that is undecided without a score is at 0, the limit."""
 
 NAME = "normscope's forecast"
+RISK = "normscope's risk of divergence"
 RISE = "normscope's trials, largest loss over the first"
 
 
@@ -23,16 +24,18 @@ def forecast_of(setting: Setting) -> LadderForecast:
 
 
 def as_predictions(said: LadderForecast) -> list[Prediction]:
-    """Minus the forecast's score, with the rates that it names; and the largest loss of each trial.
+    """Minus the forecast's score, with the rates that it names; its risk; and the largest loss of each trial.
 
     The score is that of a run that trains. It is the lowest both for a run that stands still and for one that
-    diverges, and therefore does not rank divergence. The largest loss does.
+    diverges, and therefore does not rank divergence. The risk does. The largest loss is that of the measured
+    steps, as it was compared before the forecast had a risk.
     """
     steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
     best = None if said.best is None else said.best.rate
     scores, rises = tuple(map(_score, said.rungs)), tuple(map(_rise, said.rungs))
     return [
         Prediction(NAME, scores, Cost(steps=steps), said.largest_rate, best),
+        Prediction(RISK, tuple(map(_risk, said.rungs)), Cost(steps=steps)),
         Prediction(RISE, rises, Cost(steps=steps)),
     ]
 
@@ -41,6 +44,11 @@ def _score(rung: Forecast) -> float:
     if rung.score is None:
         return WORST if rung.failed else 0.0
     return -rung.score
+
+
+def _risk(rung: Forecast) -> float:
+    """The risk; 1 for a rung that was not tried, as one that is not finite at once."""
+    return 1.0 if rung.divergence is None else rung.divergence
 
 
 def _rise(rung: Forecast) -> float:

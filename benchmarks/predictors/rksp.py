@@ -22,8 +22,9 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting, at_start
+from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
 from normscope.anatomy import Block, capture
+from normscope.probes.next_step import at_start
 from normscope.train import endless
 
 SAMPLES, EPSILON = 2048, 1e-5

@@ -11,25 +11,49 @@ from pathlib import Path
 
 from benchmarks.predictors.catalogue import CHEAP
 from benchmarks.predictors.cells import Ladder, read
-from benchmarks.predictors.of_normscope import NAME, RISE, as_predictions, forecast_of
+from benchmarks.predictors.dyt_saturation import dyt_saturation
+from benchmarks.predictors.of_normscope import NAME, RISE, RISK, as_predictions, forecast_of
 from benchmarks.predictors.range_test import range_test
 from benchmarks.predictors.scoring import Line, line
 from benchmarks.predictors.setting import NotMeasuredError, Prediction, Predictor
 from benchmarks.process import Row, row
 from normscope.forecast import LadderForecast
 
-BESIDE: tuple[Predictor, ...] = (*CHEAP, range_test)
-"""Predictors that cost at most one run of 100 steps a ladder."""
+BESIDE: tuple[Predictor, ...] = (*CHEAP, range_test, dyt_saturation)
+"""Published predictors and baselines; none costs more than the forecast."""
 
 
 DIVERGENCE = Path(__file__).with_name("divergence_truth.jsonl")
 """The runs of the grid of `divergence`."""
 
+QUESTIONS = {"start": "divergence, above the start", "paper": "divergence, as published"}
+"""The criteria of divergence in words."""
+
+Pairs = dict[str, list[tuple[Ladder, Prediction]]]
+"""Ladders and their predictions, by predictor."""
+
 
 def divergence_rows() -> list[Row]:
-    """`auroc_rows` of divergence, on the ladders of `DIVERGENCE`, which are forecast now."""
-    forecasts = [(ladder, forecast_of(ladder.make())) for ladder in read(DIVERGENCE)]
-    return auroc_rows(forecasts, "divergence, with norms and without")
+    """Rows of both criteria of divergence, on the set-on and on the held-out ladders of `DIVERGENCE`.
+
+    Every ladder is forecast now.
+    """
+    ladders = read(DIVERGENCE)
+    rows: list[Row] = []
+    for held_out, part in ((False, "set-on"), (True, "held-out")):
+        chosen = [each for each in ladders if each.held_out == held_out]
+        if not chosen:
+            continue
+        pairs, gaps = predicted([(each, forecast_of(each.make())) for each in chosen])
+        for criterion, question in QUESTIONS.items():
+            judged = {each.name: each for each in read(DIVERGENCE, criterion)}
+            again = {
+                name: [(judged[ladder.name], prediction) for ladder, prediction in found]
+                for name, found in pairs.items()
+            }
+            rows += _rows(again, f"{question}, {part} ladders", RISK)
+        rows += gaps
+    return rows
 
 
 def auroc_rows(forecasts: Sequence[tuple[Ladder, LadderForecast]], failure: str = "failures") -> list[Row]:
@@ -38,7 +62,13 @@ def auroc_rows(forecasts: Sequence[tuple[Ladder, LadderForecast]], failure: str 
     Args:
         failure: name of what is predicted.
     """
-    pairs: dict[str, list[tuple[Ladder, Prediction]]] = defaultdict(list)
+    pairs, gaps = predicted(forecasts)
+    return _rows(pairs, failure, NAME) + gaps
+
+
+def predicted(forecasts: Sequence[tuple[Ladder, LadderForecast]]) -> tuple[Pairs, list[Row]]:
+    """Predictions of the forecasts and of `BESIDE` on the same ladders, and rows of what is missing."""
+    pairs: Pairs = defaultdict(list)
     missing: dict[str, list[str]] = defaultdict(list)
     for ladder, said in forecasts:
         for prediction in as_predictions(said):
@@ -52,14 +82,21 @@ def auroc_rows(forecasts: Sequence[tuple[Ladder, LadderForecast]], failure: str 
                 continue
             for prediction in found:
                 pairs[prediction.name].append((ladder, prediction))
-    lines = [line(name, measured) for name, measured in pairs.items()]
-    others = [each.auroc for each in lines if each.name not in (NAME, RISE) and not math.isnan(each.auroc)]
-    target = f"≥ {max(others, default=math.nan):.3f}, the best of the others"
     gaps = [
         row(f"AUROC of {name}", "not measured", "", f"on {len(why)} ladders; {why[0]}")
         for name, why in missing.items()
     ]
-    return [_row(each, failure, target if each.name == NAME else "") for each in lines] + gaps
+    return pairs, gaps
+
+
+def _rows(pairs: Pairs, failure: str, ours: str) -> list[Row]:
+    """A row for each predictor; the target of `ours` is the best of the others."""
+    lines = [line(name, measured) for name, measured in pairs.items()]
+    others = [
+        each.auroc for each in lines if each.name not in (NAME, RISE, RISK) and not math.isnan(each.auroc)
+    ]
+    target = f"≥ {max(others, default=math.nan):.3f}, the best of the others"
+    return [_row(each, failure, target if each.name == ours else "") for each in lines]
 
 
 def _row(each: Line, failure: str, target: str) -> Row:

@@ -43,6 +43,40 @@ def interval(scored: Scored, resamples: int = RESAMPLES, seed: int = 0) -> tuple
     return float(low), float(high)
 
 
+def difference(
+    first: Scored, second: Scored, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float, float]:
+    """AUROC of `first` minus that of `second`, on the ladders that both have, with its 95 % interval.
+
+    The bootstrap is paired: both are scored on the same drawn ladders.
+    """
+    names = [name for name, cells in first.items() if cells and second.get(name)]
+    generator = np.random.default_rng(seed)
+
+    def between(chosen: Sequence[str]) -> float:
+        one, other = ([pair for name in chosen for pair in each[name]] for each in (first, second))
+        return auroc(*_columns(one)) - auroc(*_columns(other))
+
+    if not names:
+        return math.nan, math.nan, math.nan
+    draws = [
+        between([names[i] for i in generator.integers(len(names), size=len(names))]) for _ in range(resamples)
+    ]
+    known = [value for value in draws if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan, math.nan
+    low, high = np.quantile(known, [0.025, 0.975])
+    return between(names), float(low), float(high)
+
+
+def scored_cells(pairs: Sequence[tuple[Ladder, Prediction]]) -> Scored:
+    """Score and failure of each cell of one predictor, by ladder; edges are left out."""
+    return {
+        ladder.name: [(score, bool(cell.fails)) for cell, score in _cells(ladder, prediction)]
+        for ladder, prediction in pairs
+    }
+
+
 @dataclass(frozen=True)
 class Line:
     """One predictor's figures.
@@ -74,7 +108,7 @@ class Line:
 def line(name: str, pairs: Sequence[tuple[Ladder, Prediction]]) -> Line:
     """The figures of one predictor over the ladders where it was measured."""
     rows = [(ladder, _cells(ladder, prediction)) for ladder, prediction in pairs]
-    scored = {ladder.name: [(s, bool(c.fails)) for c, s in cells] for ladder, cells in rows}
+    scored = scored_cells(pairs)
     unstable = [
         (score, bool(cell.fails))
         for ladder, cells in rows

@@ -1,14 +1,13 @@
-"""Types of predictors, `Setting` in and `Prediction` out, and the copies of the model that they work on."""
+"""Types of predictors, `Setting` in and `Prediction` out, and copies of the model in training."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from normscope.anatomy import Anatomy, measuring
+from normscope.anatomy import Anatomy
 from normscope.subjects import Subject
 from normscope.train import Recipe, endless, in_flushed_thread, many_trials, working_copy
 
@@ -76,28 +75,6 @@ class Prediction:
 
 
 Predictor = Callable[[Setting], list[Prediction]]
-
-
-@contextmanager
-def at_start(subject: Subject) -> Iterator[nn.Module]:
-    """A copy of the model at its initial weights, in eval mode, with attention that has second derivatives.
-
-    Eval mode, because a loss with another dropout mask cannot be compared.
-    """
-    with working_copy(subject.model) as model, measuring(model):
-        yield model
-
-
-def loss_gradients(
-    subject: Subject, model: nn.Module, *, keep_graph: bool = False
-) -> tuple[float, list[nn.Parameter], list[Tensor]]:
-    """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    with torch.enable_grad():
-        loss = subject.loss(model=model)
-        found = torch.autograd.grad(loss, trained, create_graph=keep_graph, allow_unused=True)
-    pairs = [(p, g) for p, g in zip(trained, found, strict=True) if g is not None]
-    return float(loss.detach()), [p for p, _ in pairs], [g for _, g in pairs]
 
 
 def trained_stack(

@@ -1,92 +1,27 @@
 """λ_max of the loss's Hessian times the learning rate, plain and preconditioned by Adam.
 
-Gradient descent is stable on a quadratic while η λ_max < 2 (Cohen et al. 2021, arXiv:2103.00065). For Adam
-the bound is on P⁻¹H: λ_max(P⁻¹H) < (2 + 2β₁)/((1 − β₁) η), which is 38/η for β₁ = 0.9, with P = (1 −
-β₁ᵗ)(√(v/(1 − β₂ᵗ)) + ε) (Cohen et al. 2022, arXiv:2207.14484). Here t = 1: P = (1 − β₁)(|g| + ε). Scores
-are the ratio to the bound. Lanczos iteration with full reorthogonalisation on P^-½ H P^-½, because
-`normscope.linalg` has singular values and the bound is on the largest signed eigenvalue.
-
-Read: the abstract and summaries of arXiv:2207.14484, and P, the bound and the weight decay in the source
-and the code of arXiv:2601.16979, which uses them; not the text of arXiv:2207.14484 itself.
+Scores are the ratio to the bound of stability, 2 and (2 + 2β₁)/(1 − β₁); `normscope.probes.sharpness` has the
+formulas and their sources.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
-from benchmarks.predictors.setting import Cost, Prediction, Setting, at_start, loss_gradients
-from normscope.train.optim import betas
-from normscope.train.recipe import ADAM_EPS, Recipe
-
-STEPS, TOLERANCE = 30, 1e-2
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest Ritz value, its residual ‖Av − θv‖, and the number of products."""
-
-    value: float
-    residual: float
-    products: int
-
-
-def largest_eigenvalue(
-    product: Callable[[Tensor], Tensor], start: Tensor, steps: int = STEPS, tolerance: float = TOLERANCE
-) -> Largest:
-    """Largest eigenvalue of a symmetric map by Lanczos, until the residual is under `tolerance`·|θ|."""
-    rows = [start / start.norm()]
-    diagonal: list[float] = []
-    beside: list[float] = []
-    value = residual = 0.0
-    for done in range(1, min(steps, start.numel()) + 1):
-        image = product(rows[-1])
-        diagonal.append(float(image @ rows[-1]))
-        basis = torch.stack(rows)
-        for _ in range(2):
-            image = image - basis.T @ (basis @ image)
-        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        for i, entry in enumerate(beside):
-            matrix[i, i + 1] = matrix[i + 1, i] = entry
-        values, vectors = torch.linalg.eigh(matrix)
-        length = float(image.norm())
-        value, residual = float(values[-1]), length * abs(float(vectors[-1, -1]))
-        if residual <= tolerance * abs(value) or length <= 1e-12 * float(values.abs().max()):
-            return Largest(value, residual, done)
-        beside.append(length)
-        rows.append(image / length)
-    return Largest(value, residual, len(diagonal))
+from benchmarks.predictors.setting import Cost, Prediction, Setting
+from normscope.probes.next_step import at_start, loss_gradients
+from normscope.probes.sharpness import Largest, loss_eigenvalue, preconditioner, stable_below
 
 
 def sharpness(setting: Setting) -> list[Prediction]:
     """η λ_max(H)/2, and η λ_max(P⁻¹H)(1 − β₁)/(2 + 2β₁) for Adam and AdamW; on the first batch."""
     subject, recipe = setting.subject, setting.recipe
-    with at_start(subject) as model, torch.enable_grad():
+    with at_start(subject) as model:
         _, weights, gradients = loss_gradients(subject, model, keep_graph=True)
         flat = torch.cat([g.reshape(-1) for g in gradients])
-
-        def product(v: Tensor) -> Tensor:
-            found = torch.autograd.grad(
-                flat @ v, weights, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            return torch.cat([h.reshape(-1) for h in found]).detach()
-
-        start = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
-        plain = largest_eigenvalue(product, start)
-        found = [_prediction("λ_max·lr", plain, 2.0, setting)]
+        found = [_prediction("λ_max·lr", loss_eigenvalue(flat, weights), 2.0, setting)]
         if recipe.optimizer in ("adam", "adamw"):
-            root = preconditioner(flat.detach(), recipe).sqrt()
-            adam = largest_eigenvalue(lambda v: product(v / root) / root, start)
-            own = betas(recipe)[0]
-            found.append(_prediction("λ_max(P⁻¹H)·lr", adam, (2 + 2 * own) / (1 - own), setting))
+            adam = loss_eigenvalue(flat, weights, preconditioner(flat.detach(), recipe))
+            found.append(_prediction("λ_max(P⁻¹H)·lr", adam, stable_below(recipe), setting))
     return found
-
-
-def preconditioner(gradient: Tensor, recipe: Recipe) -> Tensor:
-    """P of Adam's first step, by parameter."""
-    eps = ADAM_EPS if recipe.eps is None else recipe.eps
-    return (1 - betas(recipe)[0]) * (gradient.abs() + eps)
 
 
 def _prediction(name: str, found: Largest, bound: float, setting: Setting) -> Prediction:

@@ -36,6 +36,7 @@ from normscope.probes import (
     Measurements,
     Spending,
     measure_jacobian,
+    measure_next_step,
     measure_wiring,
     not_measured,
     settled_batch_norms,
@@ -294,6 +295,7 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
     probes = PROBES | {
         "jacobian": partial(measure_jacobian, spending=run.spending),
         "wiring": partial(measure_wiring, recipe=run.config),
+        "step": partial(measure_next_step, recipe=run.config, spending=run.spending),
     }
     with settled_batch_norms(run.subject) as settled:
         if settled:

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.predictors import __main__ as command
-from benchmarks.predictors import divergence, rows
+from benchmarks.predictors import divergence, risk, rows
 from benchmarks.predictors.cells import Cell, Ladder, read
-from benchmarks.predictors.scoring import auroc, interval, line, table
+from benchmarks.predictors.scoring import auroc, difference, interval, line, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
 from normscope.anatomy import Anatomy
 from normscope.forecast import Forecast, LadderForecast
@@ -147,7 +148,7 @@ def test_the_target_of_recall_is_the_value_of_the_key_that_is_asked() -> None:
 @pytest.mark.parametrize("task", divergence.TASKS)
 def test_a_run_of_the_grid_and_its_truth(task: str, tmp_path: Path) -> None:
     case = next(case for case in divergence.CASES if case.task == task)
-    rows = [divergence.run(case, replica, lr, steps=2) for replica in (0, 1) for lr in (1e-3, 1e-2)]
+    rows = divergence.run(case, (0, 1), (1e-3, 1e-2), steps=2)
     assert all(row["steps"] == 2 and row["largest gradient"] > 0 for row in rows)
     rows[0]["last"], rows[2]["last"] = None, rows[2]["first"] + 1
     path = write(tmp_path / "divergence.jsonl", rows[:4])
@@ -212,11 +213,11 @@ def test_rows_of_the_bench_compare_the_forecast_with_the_best_of_the_others(
 
     monkeypatch.setattr(rows, "BESIDE", (rate, none))
     forecasts = [(ladder("a", "FTTF"), said(-1, 1, 1, -1)), (ladder("b", "TTeF"), said(1, 1, 1, -2))]
-    ours, rise, theirs, gap = rows.auroc_rows(forecasts)
+    ours, risk, rise, theirs, gap = rows.auroc_rows(forecasts)
     assert ours["figure"] == "1.000"
     assert ours["target"] == "≥ 0.708, the best of the others"
     assert "largest rate within ×2 in 50 %" in ours["how"]
-    assert rise["target"] == ""
+    assert risk["target"] == rise["target"] == ""
     assert theirs["what"] == "AUROC of failures: rate"
     assert theirs["figure"] == "0.708"
     assert gap["how"] == "on 2 ladders; a: no such layer"
@@ -226,6 +227,40 @@ def test_the_grid_of_divergence_is_complete() -> None:
     """Every ladder has all its rates and replicas, and both outcomes occur under both criteria."""
     for criterion in divergence.CRITERIA:
         found = read(rows.DIVERGENCE, criterion)
-        assert [each.name for each in found] == [case.name for case in divergence.CASES]
-        assert all(tuple(cell.lr for cell in each.cells) == divergence.RATES for each in found)
-        assert {cell.fails for each in found for cell in each.cells} == {True, False, None}
+        cases = {case.name: case for case in divergence.CASES}
+        assert {case.name for case in divergence.GRID} <= {each.name for each in found}
+        assert all(tuple(cell.lr for cell in each.cells) == cases[each.name].rates for each in found)
+        assert all(each.held_out == cases[each.name].held_out for each in found)
+        for part in (True, False):
+            kinds = {cell.fails for each in found for cell in each.cells if each.held_out == part}
+            assert kinds >= {True, False}
+
+
+def test_the_held_out_part_shares_nothing_with_the_grid() -> None:
+    grid, fresh = divergence.GRID, divergence.HELD_OUT
+    assert not {case.scheme for case in grid} & {case.scheme for case in fresh} - {"fixup", "rezero"}
+    assert not {case.seed for case in grid} & {case.seed for case in fresh}
+    assert not {case.depth for case in grid} & {case.depth for case in fresh}
+    assert not {rate for case in grid for rate in case.rates} & {r for case in fresh for r in case.rates}
+    assert sum(case.scheme.startswith("dyt") for case in fresh) >= 3
+    assert len(fresh) >= 20
+
+
+def test_the_fit_of_the_risk_is_at_its_minimum_and_leaves_whole_ladders_out() -> None:
+    generator = np.random.default_rng(0)
+    x_NF = np.hstack([np.ones((40, 1)), generator.normal(size=(40, 2))])
+    y_N = (x_NF[:, 1] + generator.normal(size=40) > 0).astype(float)
+    weights = risk.fitted(x_NF, y_N)
+    pull = x_NF.T @ (1 / (1 + np.exp(-x_NF @ weights)) - y_N) + risk.RIDGE * np.array([0, *weights[1:]])
+    assert np.abs(pull).max() < 1e-3
+    ladders = ["a"] * 20 + ["b"] * 20
+    odds = risk.left_out(x_NF, y_N, ladders)
+    assert odds[:20] == pytest.approx(x_NF[:20] @ risk.fitted(x_NF[20:], y_N[20:]))
+
+
+def test_the_paired_difference_draws_the_same_ladders_of_both() -> None:
+    right, wrong = [(1.0, True), (0.0, False)], [(0.0, True), (1.0, False)]
+    assert difference({"a": right, "b": right}, {"a": wrong, "b": wrong}) == (1.0, 1.0, 1.0)
+    assert difference({"a": right, "b": wrong}, {"a": right, "b": wrong}) == (0.0, 0.0, 0.0)
+    assert difference({"a": right, "c": wrong}, {"a": wrong, "b": right}) == (1.0, 1.0, 1.0)
+    assert all(map(math.isnan, difference({"a": right}, {"b": right})))

@@ -1,6 +1,7 @@
 """Tests of the published predictors on models whose answer is known in closed form."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 from benchmarks.predictors import baselines, rksp
 from benchmarks.predictors import dyt_saturation as dyt
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
-from benchmarks.predictors.critical_sharpness import critical_rate, critical_sharpness
-from benchmarks.predictors.of_normscope import WORST, _rise, _score
+from benchmarks.predictors.critical_sharpness import critical_sharpness
+from benchmarks.predictors.of_normscope import WORST, _rise, _risk, _score
 from benchmarks.predictors.range_test import ramp, range_test
 from benchmarks.predictors.rksp import whitened_dmd
 from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
-from benchmarks.predictors.sharpness import largest_eigenvalue, sharpness
+from benchmarks.predictors.sharpness import sharpness
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast
 from normscope.forecast.record import ForecastStep
@@ -71,22 +72,6 @@ def test_weight_decay_is_a_part_of_the_update() -> None:
     assert found.largest_rate == pytest.approx(exact, rel=1 / 16)
 
 
-@pytest.mark.parametrize("guess", [1e-4, 0.3, 50.0])
-def test_the_search_finds_the_rate_from_either_side(guess: float) -> None:
-    found = critical_rate(lambda rate: 1.0 if rate > 0.37 else 0.0, 0.5, guess)
-    assert found.lower <= 0.37 <= found.upper
-    assert 1 - found.lower / found.upper <= 1 / 16
-
-
-def test_a_loss_that_is_not_finite_counts_as_raised() -> None:
-    found = critical_rate(lambda rate: math.nan if rate > 0.37 else 0.0, 0.5, 0.1)
-    assert found.lower <= 0.37 <= found.upper
-
-
-def test_a_loss_that_never_rises_ends_the_search() -> None:
-    assert critical_rate(lambda rate: 0.0, 0.5, 1.0).rate > 1e15
-
-
 def test_sharpness_is_the_largest_curvature() -> None:
     [found] = sharpness(bowl())
     assert found.scores == pytest.approx([rate * 4 / 2 for rate in RATES], rel=1e-2)
@@ -99,19 +84,6 @@ def test_preconditioned_sharpness_is_that_of_adams_first_step() -> None:
     assert plain.facts["λ_max"] == pytest.approx(4, rel=1e-2)
     assert adam.facts["λ_max"] == pytest.approx(largest, rel=1e-2)
     assert adam.largest_rate == pytest.approx(38 / largest, rel=1e-2)
-
-
-def test_lanczos_finds_the_largest_signed_eigenvalue() -> None:
-    generator = torch.Generator().manual_seed(1)
-    basis = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64)).Q
-    values = torch.linspace(-50, 3, 40, dtype=torch.float64)
-    matrix = basis @ torch.diag(values) @ basis.T
-    start = torch.randn(40, generator=generator, dtype=torch.float64)
-    found = largest_eigenvalue(lambda v: matrix @ v, start, steps=40, tolerance=1e-8)
-    assert found.value == pytest.approx(3)
-    assert found.residual < 1e-7
-    rough = largest_eigenvalue(lambda v: matrix @ v, start, steps=10)
-    assert abs(rough.value - values).min() <= rough.residual
 
 
 def test_the_spectrum_of_a_linear_layer_is_that_of_its_matrix() -> None:
@@ -249,6 +221,8 @@ def test_scores_of_forecasts_are_larger_for_failures() -> None:
     assert _score(forecast("trains", 1.5)) == -1.5
     assert _score(forecast("diverges", None)) == WORST
     assert _score(forecast("undecided", None)) == 0.0
+    assert _risk(replace(forecast("trains", 1.5), divergence=0.2)) == 0.2
+    assert _risk(forecast("not measured", None)) == 1.0
 
 
 def test_the_rise_of_a_trial_is_its_largest_loss_over_the_first() -> None:

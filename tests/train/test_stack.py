@@ -39,6 +39,9 @@ def assert_follows(stack: Trials, lone: Trials, steps: int = STEPS, tolerance: f
     for _ in range(steps):
         torch.testing.assert_close(stack.advance(), lone.advance(), rtol=tolerance, atol=tolerance)
     assert stack.step == lone.step == steps
+    for ours, theirs in zip(stack.gradient_norms, lone.gradient_norms, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert len(ours) == len(theirs) > 0
     for ours, theirs in zip(stack.models, lone.models, strict=True):
         torch.testing.assert_close(
             ours.state_dict(), theirs.state_dict(), rtol=tolerance, atol=tolerance, equal_nan=True

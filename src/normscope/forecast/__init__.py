@@ -2,12 +2,13 @@
 
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `best_rate` names
-the rate to use; `baseline` and `targets` find the loss to beat. `record` holds the types of the results. The
-evidence is in docs/forecast.md.
+diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, `divergence` how
+likely the run is to diverge, and `best_rate` names the rate to use; `baseline` and `targets` find the loss to
+beat. `record` holds the types of the results. The evidence is in docs/forecast.md.
 """
 
 from normscope.forecast.baseline import best_constant
+from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
@@ -35,6 +36,7 @@ __all__ = [
     "NoTargetsError",
     "UnknownEntropyError",
     "best_constant",
+    "divergence_risk",
     "forecast",
     "forecast_ladder",
     "forecast_measurements",

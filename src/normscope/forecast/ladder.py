@@ -10,6 +10,7 @@ from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.best_rate import best_rate
 from normscope.forecast.certainty import certainty
+from normscope.forecast.divergence import at_least_that_of_smaller_rates
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -62,6 +63,7 @@ def forecast_ladder(
         ladder.try_all(configs[len(low) :])
         ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
+        ladder.rungs = at_least_that_of_smaller_rates(ladder.rungs)
         words, steps = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -136,7 +138,7 @@ class _Ladder:
         for config, decision in decided:
             if decision is not None:
                 sure = REACHES if decision.outcome == "trains" else STAYS
-                rung = as_forecast(decision, self.subject, config, ())
+                rung = as_forecast(decision, self.subject, self.anatomy, config, ())
                 self.rungs.append(dataclasses.replace(rung, certainty=sure))
         self.rungs.sort(key=lambda rung: rung.lr)
 
@@ -186,7 +188,7 @@ class _Ladder:
             raise
         finally:
             for config, curve, decision in zip(configs, curves, decisions or (), strict=False):
-                self.rungs.append(as_forecast(decision, self.subject, config, curve))
+                self.rungs.append(as_forecast(decision, self.subject, self.anatomy, config, curve))
         return decisions is not None
 
     def warmup(self, config: Recipe) -> tuple[str, int | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.certainty import certainty
+from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.record import Forecast, ForecastInterrupted, ForecastStep
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import Progress, train_copies
@@ -103,14 +104,14 @@ class _Run:
             bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
             said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
             decision = dataclasses.replace(decision, outcome="undecided", reason=said)
-        return as_forecast(decision, self.subject, self.config, self.curve)
+        return as_forecast(decision, self.subject, self.anatomy, self.config, self.curve)
 
     def unmeasured(self, reason: str) -> Forecast:
         return self.result(Decision("not measured", reason))
 
 
 def as_forecast(
-    decision: Decision, subject: Subject, config: Recipe, curve: Sequence[ForecastStep]
+    decision: Decision, subject: Subject, anatomy: Anatomy, config: Recipe, curve: Sequence[ForecastStep]
 ) -> Forecast:
     """A decision with its trial and measurements."""
     return Forecast(
@@ -127,6 +128,7 @@ def as_forecast(
         is_of_tokens(subject.batch),
         certainty(decision, curve),
         hides_targets(subject.batch),
+        divergence_risk(config.optimizer_name, config.lr, curve, anatomy),
     )
 
 

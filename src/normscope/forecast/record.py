@@ -31,6 +31,9 @@ class ForecastStep:
         gradients: gradient norm by block site, of the last step.
         recent_loss: mean loss of the last 10 training batches, or fewer; None at step 0.
         batch_entropy: unigram entropy of the targets of the batch of `train_loss`, in nats, where known.
+        largest_loss: largest loss of a training batch so far; inf once one was not finite; None at step 0.
+        largest_gradient: largest norm of all gradients of a step together so far, before clipping; None where
+            the steps are not normscope's own.
     """
 
     step: int
@@ -43,6 +46,8 @@ class ForecastStep:
     alignment: float | None = None
     recent_loss: float | None = None
     batch_entropy: float | None = None
+    largest_loss: float | None = None
+    largest_gradient: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Forecast:
         tokens: whether the model is fed token ids.
         certainty: probability from 0 to 1 that the run trains; None if the outcome leaves it open.
         hidden: whether the input hides the targets, as in a masked language model.
+        divergence: risk from 0 to 1 that the run diverges within 300 steps, see `divergence_risk`; None if it
+            is unknown.
     """
 
     outcome: Outcome
@@ -76,6 +83,7 @@ class Forecast:
     tokens: bool = True
     certainty: float | None = None
     hidden: bool = False
+    divergence: float | None = None
 
     @property
     def baseline(self) -> Baseline:
@@ -114,7 +122,8 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
-        names = "outcome reason optimizer lr warmup steps unigram_entropy best_constant score certainty"
+        settings = "outcome reason optimizer lr warmup steps unigram_entropy best_constant"
+        names = f"{settings} score certainty divergence"
         plain = {name: getattr(self, name) for name in names.split()}
         return plain | {"curve": [vars(step) for step in self.curve]}
 

@@ -72,6 +72,7 @@ class WatchedTrial:
         losses: Sequence[float],
         update_ratio: float | None,
         gradients: dict[str, float] | None = None,
+        norms: Sequence[float] = (),
     ) -> None:
         """Append the measurement after `step` to the curve.
 
@@ -79,6 +80,7 @@ class WatchedTrial:
             losses: those of the training batches so far.
             update_ratio: of the last step, see `UpdateRatio`.
             gradients: norms by block of the last step's gradients; None reads them from the model.
+            norms: norms of all gradients of each step so far, where known.
         """
         evaluator = Evaluator(self.subject, self.anatomy, self.model, self.states)
         recent = losses[-RECENT:]
@@ -93,6 +95,8 @@ class WatchedTrial:
                 gradients=gradients if gradients is not None else self._gradients(step),
                 recent_loss=sum(recent) / len(recent) if recent else None,
                 batch_entropy=self._entropy_of(step - 1) if step else None,
+                largest_loss=_largest(losses),
+                largest_gradient=_largest(norms),
             )
         )
         if step >= self.config.steps and math.isfinite(loss) and self._compares_gradients:
@@ -240,10 +244,18 @@ def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[in
         if alive and trials.step == 1 and all(p.grad is None for p in watches[k].model.parameters()):
             return False
         if measuring or not alive:
-            watches[k].measure(trials.step, trials.losses[k], ratios[k].after() if measuring else None)
+            changed = ratios[k].after() if measuring else None
+            watches[k].measure(trials.step, trials.losses[k], changed, norms=trials.gradient_norms[k])
             if alive and watches[k].hopeless:
                 trials.drop(k)
     return True
+
+
+def _largest(values: Sequence[float]) -> float | None:
+    """The largest of `values`, inf where one is not finite; None without any."""
+    if not values:
+        return None
+    return max(values) if all(map(math.isfinite, values)) else math.inf
 
 
 def measured_steps(steps: int, sparse: bool = False) -> set[int]:

@@ -8,6 +8,7 @@ from normscope.probes.fresh_batch_norms import settled_batch_norms
 from normscope.probes.gradient import measure_gradient
 from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacobian
 from normscope.probes.measurement import Measurement, Measurements, not_measured
+from normscope.probes.next_step import measure_next_step
 from normscope.probes.precision import measure_precision
 from normscope.probes.signal import measure_signal
 from normscope.probes.weights import measure_weights
@@ -22,6 +23,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "jacobian": measure_jacobian,
     "precision": measure_precision,
     "wiring": measure_wiring,
+    "step": measure_next_step,
 }
 """The probes of a check, in this order."""
 
@@ -35,6 +37,7 @@ __all__ = [
     "measure_attention",
     "measure_gradient",
     "measure_jacobian",
+    "measure_next_step",
     "measure_precision",
     "measure_signal",
     "measure_weights",

@@ -32,7 +32,7 @@ from normscope.report.rescue import (
 )
 from normscope.report.sites import compress, number_runs
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
-from normscope.report.words import budget_in_words, certainty_in_words, norms_in_words
+from normscope.report.words import budget_in_words, certainty_in_words, norms_in_words, risk_in_words
 from normscope.rules.remedies import REMEDIES
 from normscope.train import recipe_in_words
 from normscope.train.optim import TITLES
@@ -96,6 +96,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         last_figures=last_figures,
         outcome_class=outcome_class,
         certainty_in_words=certainty_in_words,
+        risk_in_words=risk_in_words,
         looks=single_looks(trial) if trial else [],
         spectra=spectra(ledger, layout),
         numbers=number_sheets(report.anatomy, ledger.rows),

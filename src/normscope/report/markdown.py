@@ -16,6 +16,7 @@ from normscope.report.words import (
     cost_in_words,
     forecast_in_words,
     gains_in_words,
+    next_step_in_words,
     stack_in_words,
 )
 from normscope.rules import Finding, figure
@@ -104,7 +105,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _run(report: Report) -> Iterator[tuple[str, str]]:
-    """Rows of the table: at most 13, and one for each of the first stacks."""
+    """Rows of the table: at most 14, and one for each of the first stacks."""
     for stack in report.anatomy.stacks[:MOST_STACKS]:
         yield "stack", _stack(stack, report)
     if (more := len(report.anatomy.stacks) - MOST_STACKS) > 0:
@@ -112,6 +113,8 @@ def _run(report: Report) -> Iterator[tuple[str, str]]:
     yield "input", "; ".join((report.input, *report.notes))
     if report.recipe is not None:
         yield "recipe", recipe_in_words(report.recipe)
+    if words := next_step_in_words(report.measurements):
+        yield "next step", words
     if report.forecast is not None:
         yield "trial", forecast_in_words(report.forecast)
     if report.ladder is not None:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast
 from normscope.report.console import NOTHING, figure_table
+from normscope.report.words import risk_in_words
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -23,15 +24,21 @@ _FIGURES = ("loss", "diversity")
 
 
 def ladder_table(ladder: LadderForecast) -> Table:
-    """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial."""
-    columns = ("probability", "steps", *_FIGURES)
+    """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial.
+
+    The risk of divergence has a column if it is at least `RISKY` at any of them.
+    """
+    is_risky = any(map(risk_in_words, ladder.rungs))
+    columns = ("probability", *(("diverges",) if is_risky else ()), "steps", *_FIGURES)
     table = figure_table("rate", "outcome", *columns, figures=columns)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
         note = Text(" largest that trains", style="dim") if here else Text("")
+        risk = [NOTHING if rung.divergence is None else f"{rung.divergence:.2f}"] if is_risky else []
         steps = str(rung.curve[-1].step) if rung.curve else NOTHING
-        table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), steps, *last_figures(rung))
+        figures = (*risk, steps, *last_figures(rung))
+        table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), *figures)
     return table
 
 

@@ -29,6 +29,14 @@ HALVES = {
     "precision/bfloat16-cosine": "cosine of float32 and bfloat16 gradients",
 }
 SHARES = {"precision/float16-flushed"}
+NEXT_STEP = {
+    "step/critical-rate": "learning rate from which the next step raises the loss",
+    "step/critical-over-lr": "the same over the run's learning rate",
+    "step/critical-sharpness": "critical sharpness",
+    "step/lambda-max-times-lr": "λ_max · learning rate; gradient descent is stable below 2",
+    "step/preconditioned-lambda-max-times-lr": "λ_max(P⁻¹H) · learning rate; Adam is stable below 38",
+    "gradient/total": "gradient norm at the start",
+}
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,19 @@ def number_sheets(
         if row.quantity in GAINS and row.site in names and not over_budget(row)
     ]
     halves = [_line(row, HALVES[row.quantity]) for row in rows if row.quantity in HALVES and row.site == ""]
+    steps = [
+        _line(row, NEXT_STEP[row.quantity])
+        for row in rows
+        if row.quantity in NEXT_STEP and row.site == "" and not over_budget(row)
+    ]
     about = "From the embedding's output to the last block's output, before the final norm."
     about_halves = "Effect of float16 and bfloat16 on this model's values and gradients."
-    sheets = [("Jacobian of the stack", about, gains), ("Half precision", about_halves, halves)]
+    about_steps = "Predicts whether the next step raises the loss, not whether the run trains."
+    sheets = [
+        ("Jacobian of the stack", about, gains),
+        ("Half precision", about_halves, halves),
+        ("The next step", about_steps, steps if any("step/" in row.quantity for row in rows) else []),
+    ]
     return [sheet for sheet in sheets if sheet[2]]
 
 

@@ -32,6 +32,7 @@ from normscope.report.words import (
     cost_in_words,
     forecast_in_words,
     gains_in_words,
+    next_step_in_words,
     stack_in_words,
 )
 from normscope.rules import Finding, figure
@@ -89,6 +90,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     for stack in report.anatomy.stacks:
         if words := gains_in_words(stack.name, report.measurements):
             yield labelled("gains", f"{stack.name}: {words}" if len(report.anatomy.stacks) > 1 else words)
+    if words := next_step_in_words(report.measurements):
+        yield labelled("step", words)
     if report.forecast is not None:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"

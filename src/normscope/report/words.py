@@ -7,6 +7,7 @@ from typing import Any
 from normscope.anatomy import Branch, Stack
 from normscope.forecast import Forecast
 from normscope.probes import Measurements
+from normscope.probes.next_step import NO_LOSS
 from normscope.rules import figure
 from normscope.train.criterion import LAST, MARGIN
 
@@ -42,6 +43,7 @@ def forecast_in_words(forecast: Forecast) -> str:
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
     words += f" ({certainty_in_words(forecast)})" if forecast.certainty is not None else ""
+    words += f"; {risk}" if (risk := risk_in_words(forecast)) else ""
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
         words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
@@ -61,6 +63,17 @@ def certainty_in_words(forecast: Forecast) -> str:
         return ""
     said = f"probability of training {forecast.certainty:.2f}"
     return said if forecast.is_sure else f"{said}, not sure"
+
+
+RISKY = 0.1
+"""Risk of divergence from which a report mentions it."""
+
+
+def risk_in_words(forecast: Forecast) -> str:
+    """The risk that the run diverges: "risk of divergence 0.42"; "" if it is small or unknown."""
+    if forecast.divergence is None or forecast.divergence < RISKY:
+        return ""
+    return f"risk of divergence {forecast.divergence:.2f}"
 
 
 def criterion_in_words(word: str, unigram_entropy: float | None) -> str:
@@ -110,6 +123,33 @@ def gains_in_words(site: str, measurements: Measurements) -> str:
     if "effective-rank" in figures:
         parts.append(f"effective rank {figure(figures['effective-rank'])}")
     return "; ".join(parts + _missing(site, measurements))
+
+
+def next_step_in_words(measurements: Measurements) -> str:
+    """The next step: "raises the loss … from learning rate 0.0041 on (14 × the run's); gradient norm 2.3"."""
+    critical = measurements.find("step/critical-rate")
+    if critical is None:
+        return ""
+    if not isinstance(critical.value, float):
+        return "" if NO_LOSS in critical.how else f"critical learning rate {critical.how}"
+    ratio = measurements.of("step/critical-over-lr").get("")
+    words = f"raises the loss of the first batch from learning rate {figure(critical.value, 2)} on"
+    words += "" if ratio is None else f" ({figure(ratio, 2)} × the run's)"
+    for name, quantity, bound in _SHARPNESSES:
+        row = measurements.find(quantity)
+        if row is not None and isinstance(row.value, float):
+            words += f"; {name} {figure(row.value, 2)} (stable below {bound})"
+    gradient = measurements.of("gradient/total").get("")
+    words += "" if gradient is None else f"; gradient norm {figure(gradient, 2)}"
+    return f"{words}. {NEXT_STEP_ONLY}"
+
+
+NEXT_STEP_ONLY = "This predicts the next step, not whether the run trains"
+_SHARPNESSES = (
+    ("λ_max · learning rate", "step/lambda-max-times-lr", "2 for gradient descent"),
+    ("λ_max(P⁻¹H) · learning rate", "step/preconditioned-lambda-max-times-lr", "38 for Adam with β₁ = 0.9"),
+)
+"""Name, quantity and bound of the sharpnesses of a deep check."""
 
 
 def _missing(site: str, measurements: Measurements) -> list[str]:

@@ -20,6 +20,8 @@ class Trials(ABC):
         live: replicas that are still trained, in ascending order; a replica whose loss is not finite is
             removed.
         losses: losses of each replica, each before its step.
+        gradient_norms: norm of all gradients of each step together, before clipping, of each replica; nan if
+            the loss was not finite.
         step: number of steps taken.
     """
 
@@ -27,6 +29,7 @@ class Trials(ABC):
         self.models = list(models)
         self.live = list(range(len(models)))
         self.losses: list[list[float]] = [[] for _ in models]
+        self.gradient_norms: list[list[float]] = [[] for _ in models]
         self.step = 0
 
     def advance(self) -> list[float]:
@@ -59,7 +62,7 @@ class Trials(ABC):
 
     @abstractmethod
     def _backward(self) -> list[float]:
-        """Compute the losses and gradients of the live replicas; return the losses."""
+        """Compute the losses and gradients of the live replicas, and add the norms; return the losses."""
 
     @abstractmethod
     def _update(self) -> None:
@@ -81,7 +84,10 @@ class LoneTrials(Trials):
     ) -> None:
         super().__init__(models)
         replicas = zip(models, batches, configs, strict=True)
-        self._trials = [Trial(model, feed, loss, config) for model, feed, config in replicas]
+        self._trials = [
+            Trial(model, feed, loss, config, keeps_norms=True) for model, feed, config in replicas
+        ]
+        self.gradient_norms = [trial.gradient_norms for trial in self._trials]
 
     def _backward(self) -> list[float]:
         return [self._trials[k].advance() for k in self.live]

@@ -1,6 +1,7 @@
 """A stack of trials: K replicas of the same shape, stepped together."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -74,7 +75,20 @@ class TrialStack(Trials):
                 losses.sum().backward()
                 means = losses.detach() if means is None else means + losses.detach()
         assert means is not None
-        return means.tolist()
+        values: list[float] = means.tolist()
+        self._add_norms(values)
+        return values
+
+    @torch.no_grad()
+    def _add_norms(self, losses: Sequence[float]) -> None:
+        """Add the norm of all gradients of each live replica to `gradient_norms`."""
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        if not gradients:
+            return
+        rows = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
+        norms = torch.linalg.vector_norm(rows, dim=0).tolist()
+        for k, loss, norm in zip(self.live, losses, norms, strict=True):
+            self.gradient_norms[k].append(norm if math.isfinite(loss) else math.nan)
 
     def _update(self) -> None:
         self._optimizer.step([rate_factor(self.configs[k], self.step) for k in self.live])

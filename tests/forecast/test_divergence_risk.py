@@ -1,0 +1,125 @@
+"""The risk of divergence: its formula by hand, what it sees of a trial, and its order over a ladder."""
+
+import math
+
+import pytest
+import torch
+
+from normscope.anatomy import Anatomy, read_anatomy
+from normscope.forecast import Forecast, LadderForecast, divergence_risk, forecast, forecast_ladder
+from normscope.forecast.divergence import (
+    GRADIENT,
+    RISE,
+    WEIGHTS,
+    at_least_that_of_smaller_rates,
+    features,
+)
+from normscope.forecast.record import ForecastStep
+from normscope.report.rescue import ladder_table
+from normscope.report.words import RISKY, forecast_in_words, risk_in_words
+from normscope.subjects import load
+from normscope.train import Recipe, Trial, endless
+
+NORMED, BARE = (
+    read_anatomy(load(f"nn:decoder,scheme={scheme},depth=1,width=8,heads=1", seed=0))
+    for scheme in ("pre", "residual-no-norm")
+)
+
+
+def curve(largest_loss: float = 4.0, gradient: float | None = 10.0, first: float = 4.0) -> list[ForecastStep]:
+    last = ForecastStep(36, 3.0, 3.0, {"layers": 0.1}, largest_loss=largest_loss, largest_gradient=gradient)
+    return [ForecastStep(0, None, first, {"layers": 1.0}), last]
+
+
+def rung(lr: float, risk: float | None) -> Forecast:
+    return Forecast("trains", "so", "adamw", lr, 0, 36, 3.0, divergence=risk)
+
+
+def test_the_risk_is_a_logistic_model_of_four_numbers() -> None:
+    assert features(1e-2, curve(40.0, 1e3), NORMED) == pytest.approx((1.0, 1.0, 3.0, -2.0, 0.0))
+    assert features(1e-2, curve(40.0, 1e3), BARE) == pytest.approx((1.0, 1.0, 3.0, -2.0, 1.0))
+    odds = WEIGHTS[0] + WEIGHTS[1] + 3 * WEIGHTS[2] - 2 * WEIGHTS[3]
+    risk = divergence_risk("AdamW", 1e-2, curve(40.0, 1e3), NORMED)
+    assert risk == pytest.approx(1 / (1 + math.exp(-odds)), abs=1e-4)
+    assert all(weight > 0 for weight in WEIGHTS[1:])
+
+
+def test_each_of_the_four_raises_the_risk_and_infinity_is_the_limit() -> None:
+    calm = divergence_risk("adam", 1e-3, curve(), NORMED)
+    assert calm < divergence_risk("adam", 1e-2, curve(), NORMED)
+    assert calm < divergence_risk("adam", 1e-3, curve(largest_loss=12.0), NORMED)
+    assert calm < divergence_risk("adam", 1e-3, curve(gradient=500.0), NORMED)
+    assert calm < divergence_risk("adam", 1e-3, curve(), BARE)
+    assert features(1e-3, curve(math.inf, math.inf), BARE)[1:3] == (RISE[1], GRADIENT[1])
+    assert features(1e-3, curve(1e9, math.nan), BARE)[1:3] == (RISE[1], GRADIENT[1])
+    assert features(1e-3, curve(2.0, 0.0), BARE)[1:3] == (RISE[0], GRADIENT[0])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [
+        ("sgd", curve()),
+        ("Muon + AdamW", curve()),
+        ("adamw", []),
+        ("adamw", curve()[:1]),
+        ("adamw", curve(gradient=None)),
+    ],
+)
+def test_an_unknown_risk(optimizer: str, steps: list[ForecastStep]) -> None:
+    assert divergence_risk(optimizer, 1e-3, steps, NORMED) is None
+    assert divergence_risk("adamw", 1e-3, curve(), Anatomy(())) is None
+
+
+def test_a_larger_rate_has_at_least_the_risk_of_a_smaller_one() -> None:
+    rungs = [rung(1e-4, 0.1), rung(1e-3, 0.6), rung(1e-2, None), rung(3e-2, 0.2), rung(1e-1, 0.9)]
+    assert [each.divergence for each in at_least_that_of_smaller_rates(rungs)] == [0.1, 0.6, None, 0.6, 0.9]
+
+
+def test_a_trial_records_the_largest_loss_and_gradient_of_all_its_steps() -> None:
+    """Against a lone trial that keeps both at every step."""
+    given = load("nn:decoder,scheme=residual-no-norm,depth=2,width=16,heads=2", seed=0)
+    recipe = Recipe(lr=3e-2, steps=12)
+    said = forecast(given, read_anatomy(given), recipe)
+    again = load("nn:decoder,scheme=residual-no-norm,depth=2,width=16,heads=2", seed=0)
+    torch.manual_seed(recipe.seed)
+    trial = Trial(
+        again.model.train(),
+        endless(again.batches),
+        lambda model, batch: again.loss(batch, model),
+        recipe,
+        keeps_norms=True,
+    )
+    for _ in range(recipe.steps):
+        trial.advance()
+    last = said.curve[-1]
+    assert last.step == 12
+    assert last.largest_loss == pytest.approx(max(trial.losses), rel=1e-4)
+    assert last.largest_gradient == pytest.approx(max(trial.gradient_norms), rel=1e-4)
+    assert max(trial.gradient_norms) > 1.2 * trial.gradient_norms[-1], "else the last would do"
+    assert said.curve[0].largest_loss is None
+    assert said.divergence == divergence_risk("adamw", 3e-2, said.curve, BARE)
+    assert said.to_dict()["divergence"] == said.divergence
+
+
+def test_a_ladder_of_a_stack_has_the_risks_of_lone_trials() -> None:
+    given = load("nn:decoder,scheme=residual-no-norm,depth=2,width=16,heads=2", seed=0)
+    anatomy = read_anatomy(given)
+    said = forecast_ladder(given, anatomy, Recipe(lr=1e-3), (1e-3, 10.0))
+    small, large = said.rungs
+    alone = forecast(given, anatomy, Recipe(lr=1e-3, steps=36))
+    assert small.divergence == pytest.approx(alone.divergence, abs=0.02)
+    assert small.divergence < 0.3 < 0.9 < large.divergence
+
+
+def test_reports_mention_a_risk_that_matters() -> None:
+    assert risk_in_words(rung(1e-3, RISKY / 2)) == risk_in_words(rung(1e-3, None)) == ""
+    assert risk_in_words(rung(1e-3, 0.42)) == "risk of divergence 0.42"
+    assert "; risk of divergence 0.42" in forecast_in_words(rung(1e-3, 0.42))
+
+    def columns(*risks: float | None) -> list[str]:
+        rungs = tuple(rung(10.0 ** (number - 4), risk) for number, risk in enumerate(risks))
+        table = ladder_table(LadderForecast(rungs, None, "not needed", 0))
+        return [str(column.header) for column in table.columns]
+
+    assert "diverges" in columns(0.01, 0.5)
+    assert "diverges" not in columns(0.01, None)
