@@ -1,0 +1,255 @@
+"""AUROC, lead and false alarms of what was observed at a step, for failures after it.
+
+Scored at step S are the runs that are healthy at step 300 and have not failed by S. A figure's direction, the
+weights of the logistic models and all thresholds come from the runs of the part "set-on"; the tables are of
+the part "held-out". A threshold is the lowest at which at most 5 % of the set-on runs that do not fail are
+above it. Intervals are 95 % bootstrap intervals over runs.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.later.failures import Failure, failure_of, is_healthy
+from benchmarks.later.watched import AT, NEAR
+from benchmarks.predictors.scoring import auroc
+from benchmarks.regimes.certainty import fit, probability
+
+Run = dict[str, Any]
+FALSE_ALARMS = 0.05
+RESAMPLES = 2000
+RATE, LOSS = "learning rate / largest healthy one", "loss minus entropy"
+BASELINES = (RATE, LOSS)
+"""Trivial predictors; the rate is relative to the largest of the ladder that is healthy at step 300."""
+SMALL = (
+    "recent/gradient-jump",
+    "recent/gradient",
+    "attention/max-logit",
+    "logit/rms",
+    "sharpness",
+    "update/median",
+    "lag/max",
+    "stream/rms: growth",
+)
+"""Figures of the logistic model, chosen before any run of the grid was trained."""
+_LINEAR = ("loss", "recent/loss", "recent/loss-jump", "recent/loss-spread")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run at a step.
+
+    Attributes:
+        figures: what was seen until then, by name; baselines too.
+        failure: its late failure, None without one.
+    """
+
+    run: Run
+    figures: dict[str, float]
+    failure: Failure | None
+
+    @property
+    def fails(self) -> bool:
+        return self.failure is not None
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one predictor does on the held-out runs at a step.
+
+    Attributes:
+        auroc, low, high: with the interval; `seton` on the runs that it was set on.
+        more, more_low, more_high: AUROC minus that of the better baseline, with the interval.
+        found, failures: failures above the threshold, and all.
+        false, others: runs without a failure above the threshold, and all.
+        lead: median steps from the observation to the failures that are found; nan without any.
+    """
+
+    name: str
+    auroc: float
+    low: float
+    high: float
+    seton: float
+    more: float
+    more_low: float
+    more_high: float
+    found: int
+    failures: int
+    false: int
+    others: int
+    lead: float
+
+
+def samples(runs: Sequence[Run], step: int, *, lasting: bool = False) -> list[Sample]:
+    """The runs that are scored at a step; with `lasting` only collapses are failures."""
+    runs = [run | {"curve": [math.inf if x is None else x for x in run["curve"]]} for run in runs]
+    healthy = [run for run in runs if is_healthy(run["curve"], run["entropy"])]
+    largest: dict[tuple[str, str], float] = defaultdict(float)
+    for run in healthy:
+        key = run["ladder"], run["kind"]
+        largest[key] = max(largest[key], run["lr"])
+    found = []
+    for run in healthy:
+        failure = failure_of(run["curve"], run["entropy"])
+        if failure is not None and failure.step < step:
+            continue
+        if lasting and failure is not None and not failure.lasts:
+            failure = None
+        found.append(Sample(run, figures_of(run, step, largest[run["ladder"], run["kind"]]), failure))
+    return found
+
+
+def figures_of(run: Run, step: int, largest_rate: float) -> dict[str, float]:
+    """What was seen by a step: values, their growth since the earlier step, and since the start.
+
+    Values are logarithms, but those of losses. Growth is per step. What is not finite is as large as can be.
+    """
+    seen = run["seen"]
+    now, near, start = seen[str(step)], seen[str(NEAR[step])], seen["0"]
+    found = {name: _scaled(name, value) for name, value in now.items()}
+    for name in now:
+        if name in near and not name.startswith("recent/"):
+            growth = found[name] - _scaled(name, near[name])
+            found[f"{name}: growth"] = growth / (step - NEAR[step])
+        if name in start and name != "loss":
+            found[f"{name}: since the start"] = found[name] - _scaled(name, start[name])
+    found[RATE] = math.log(run["lr"] / largest_rate)
+    found[LOSS] = found["recent/loss"] - run["entropy"]
+    return found
+
+
+def _scaled(name: str, value: float | None) -> float:
+    if value is None:
+        return 50.0
+    return value if name in _LINEAR else math.log(max(value, 1e-20))
+
+
+Score = Callable[[Sample], float]
+
+
+def direction(name: str, seton: Sequence[Sample]) -> float:
+    """1 if larger values of a figure go with failures on these runs, else −1."""
+    area = auroc([each.figures[name] for each in seton], [each.fails for each in seton])
+    return -1.0 if area < 0.5 else 1.0
+
+
+def logistic(names: Sequence[str], seton: Sequence[Sample]) -> Score:
+    """The log-odds of a logistic model of standardised figures, fitted on these runs."""
+    rows = np.array([[each.figures[name] for name in names] for each in seton])
+    middle, spread = rows.mean(0), rows.std(0) + 1e-12
+
+    def standard(values: np.ndarray) -> np.ndarray:
+        clipped = ((values - middle) / spread).clip(-4, 4)
+        return np.concatenate([clipped, np.ones((*clipped.shape[:-1], 1))], -1)
+
+    weights = fit(standard(rows), np.array([float(each.fails) for each in seton]))
+
+    def score(sample: Sample) -> float:
+        row = standard(np.array([sample.figures[name] for name in names]))
+        return float(probability(row[None], weights)[0])
+
+    return score
+
+
+def lines(seton: Sequence[Sample], held: Sequence[Sample], step: int) -> list[Line]:
+    """A line for each figure, each baseline, and the logistic models; the highest AUROC first."""
+    names = sorted(set.intersection(*(set(each.figures) for each in [*seton, *held])))
+    scores: dict[str, Score] = {name: _figure(name, direction(name, seton)) for name in names}
+    base = max(BASELINES, key=lambda name: _area(scores[name], held))
+    scores["both baselines, logistic"] = logistic(BASELINES, seton)
+    scores["8 figures, logistic"] = logistic([name for name in SMALL if name in names], seton)
+    scores["8 figures and baselines, logistic"] = logistic(
+        [*(name for name in SMALL if name in names), *BASELINES], seton
+    )
+    found = [_line(name, score, scores[base], seton, held, step) for name, score in scores.items()]
+    return sorted(found, key=lambda each: -each.auroc)
+
+
+def _figure(name: str, sign: float) -> Score:
+    return lambda sample: sign * sample.figures[name]
+
+
+def _area(score: Score, runs: Sequence[Sample]) -> float:
+    return auroc([score(each) for each in runs], [each.fails for each in runs])
+
+
+def threshold(score: Score, seton: Iterable[Sample]) -> float:
+    """The lowest value with at most 5 % of the set-on runs that do not fail above it."""
+    values = sorted(score(each) for each in seton if not each.fails)
+    return values[-1 - int(FALSE_ALARMS * len(values))]
+
+
+def _line(
+    name: str, score: Score, base: Score, seton: Sequence[Sample], held: Sequence[Sample], step: int
+) -> Line:
+    limit = threshold(score, seton)
+    alarmed = [each for each in held if score(each) > limit]
+    leads = [each.failure.step - step for each in alarmed if each.failure is not None]
+    fails = np.array([each.fails for each in held])
+    mine, other = (np.array([each(run) for run in held]) for each in (score, base))
+    generator = np.random.default_rng(0)
+    areas, gaps = [], []
+    for _ in range(RESAMPLES):
+        rows = generator.integers(len(held), size=len(held))
+        area = auroc(mine[rows].tolist(), fails[rows].tolist())
+        if not math.isnan(area):
+            areas.append(area)
+            gaps.append(area - auroc(other[rows].tolist(), fails[rows].tolist()))
+    low, high = np.quantile(areas, [0.025, 0.975])
+    more_low, more_high = np.quantile(gaps, [0.025, 0.975])
+    return Line(
+        name,
+        _area(score, held),
+        float(low),
+        float(high),
+        _area(score, seton),
+        _area(score, held) - _area(base, held),
+        float(more_low),
+        float(more_high),
+        len(leads),
+        int(fails.sum()),
+        len(alarmed) - len(leads),
+        int((~fails).sum()),
+        statistics.median(leads) if leads else math.nan,
+    )
+
+
+def tables(runs: Sequence[Run], best: int = 8) -> str:
+    """Markdown tables by step: all baselines and logistic models, and the best figures."""
+    parts = []
+    for lasting in (False, True):
+        for step in AT:
+            seton, held = (
+                samples([run for run in runs if run["part"] == part], step, lasting=lasting)
+                for part in ("set-on", "held-out")
+            )
+            found = lines(seton, held, step)
+            shown = [
+                line
+                for rank, line in enumerate(found)
+                if rank < best or line.name in BASELINES or "logistic" in line.name
+            ]
+            what = "collapses" if lasting else "late failures"
+            head = f"Step {step}, {what}: {sum(s.fails for s in held)} of {len(held)} runs held out"
+            head += f", {sum(s.fails for s in seton)} of {len(seton)} set on"
+            parts.append("\n".join([head, _HEAD, *map(_row, shown)]))
+    return "\n\n".join(parts)
+
+
+_HEAD = (
+    "| figure | AUROC | 95 % | set on | minus the best baseline | failures found | false alarms | lead |\n"
+    "|---|---:|---|---:|---|---:|---:|---:|"
+)
+
+
+def _row(line: Line) -> str:
+    return (
+        f"| {line.name} | {line.auroc:.2f} | {line.low:.2f} to {line.high:.2f} | {line.seton:.2f} "
+        f"| {line.more:+.2f} ({line.more_low:+.2f} to {line.more_high:+.2f}) "
+        f"| {line.found} of {line.failures} | {line.false} of {line.others} | {line.lead:.0f} |"
+    )
