@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.later import scores
+from benchmarks.later import alarms, tables
 from benchmarks.later.failures import failure_of, is_healthy
 from benchmarks.later.ladders import LADDERS
 from benchmarks.later.watched import train
@@ -38,10 +38,13 @@ def score(file: Path) -> None:
         for run in (run for run in runs if run["ladder"] == ladder.name):
             print(f"  {run['kind']}, {run['lr']:g}: {_fate(run)}")
     print()
-    print(scores.tables(runs))
+    print(tables.tables(runs))
+    scored = [run for run in runs if run["kind"] != "reference"]
+    for part in ("set-on", "held-out"):
+        print(f"\nAlarms, {part}\n{alarms.table([run for run in scored if run['part'] == part])}")
 
 
-def _fate(run: scores.Run) -> str:
+def _fate(run: alarms.Run) -> str:
     curve = [float("inf") if loss is None else loss for loss in run["curve"]]
     if not is_healthy(curve, run["entropy"]):
         return "not healthy at step 300"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.later.failures import Failure, failure_of, is_healthy
-from benchmarks.later.watched import AT, NEAR
+from benchmarks.later.watched import NEAR
 from benchmarks.predictors.scoring import auroc
 from benchmarks.regimes.certainty import fit, probability
 
@@ -88,7 +88,8 @@ class Line:
 def samples(runs: Sequence[Run], step: int, *, lasting: bool = False) -> list[Sample]:
     """The runs that are scored at a step; with `lasting` only collapses are failures."""
     runs = [run | {"curve": [math.inf if x is None else x for x in run["curve"]]} for run in runs]
-    healthy = [run for run in runs if is_healthy(run["curve"], run["entropy"])]
+    scored = [run for run in runs if run["kind"] != "reference"]
+    healthy = [run for run in scored if is_healthy(run["curve"], run["entropy"])]
     largest: dict[tuple[str, str], float] = defaultdict(float)
     for run in healthy:
         key = run["ladder"], run["kind"]
@@ -108,6 +109,7 @@ def figures_of(run: Run, step: int, largest_rate: float) -> dict[str, float]:
     """What was seen by a step: values, their growth since the earlier step, and since the start.
 
     Values are logarithms, but those of losses. Growth is per step. What is not finite is as large as can be.
+    "At the full rate" is what a value that is proportional to the rate becomes when the warm-up has ended.
     """
     seen = run["seen"]
     now, near, start = seen[str(step)], seen[str(NEAR[step])], seen["0"]
@@ -118,6 +120,10 @@ def figures_of(run: Run, step: int, largest_rate: float) -> dict[str, float]:
             found[f"{name}: growth"] = growth / (step - NEAR[step])
         if name in start and name != "loss":
             found[f"{name}: since the start"] = found[name] - _scaled(name, start[name])
+    left = math.log(max(1.0, run["warmup"] / step))  # how much the rate still grows, as a logarithm
+    for name in ("sharpness", "update/median"):
+        if name in found:
+            found[f"{name}: at the full rate"] = found[name] + left
     found[RATE] = math.log(run["lr"] / largest_rate)
     found[LOSS] = found["recent/loss"] - run["entropy"]
     return found
@@ -157,7 +163,7 @@ def logistic(names: Sequence[str], seton: Sequence[Sample]) -> Score:
 
 
 def lines(seton: Sequence[Sample], held: Sequence[Sample], step: int) -> list[Line]:
-    """A line for each figure, each baseline, and the logistic models; the highest AUROC first."""
+    """A line for each figure, each baseline, and the logistic models, by the AUROC of the set-on runs."""
     names = sorted(set.intersection(*(set(each.figures) for each in [*seton, *held])))
     scores: dict[str, Score] = {name: _figure(name, direction(name, seton)) for name in names}
     base = max(BASELINES, key=lambda name: _area(scores[name], held))
@@ -167,7 +173,7 @@ def lines(seton: Sequence[Sample], held: Sequence[Sample], step: int) -> list[Li
         [*(name for name in SMALL if name in names), *BASELINES], seton
     )
     found = [_line(name, score, scores[base], seton, held, step) for name, score in scores.items()]
-    return sorted(found, key=lambda each: -each.auroc)
+    return sorted(found, key=lambda each: -each.seton)
 
 
 def _figure(name: str, sign: float) -> Score:
@@ -191,17 +197,9 @@ def _line(
     alarmed = [each for each in held if score(each) > limit]
     leads = [each.failure.step - step for each in alarmed if each.failure is not None]
     fails = np.array([each.fails for each in held])
-    mine, other = (np.array([each(run) for run in held]) for each in (score, base))
-    generator = np.random.default_rng(0)
-    areas, gaps = [], []
-    for _ in range(RESAMPLES):
-        rows = generator.integers(len(held), size=len(held))
-        area = auroc(mine[rows].tolist(), fails[rows].tolist())
-        if not math.isnan(area):
-            areas.append(area)
-            gaps.append(area - auroc(other[rows].tolist(), fails[rows].tolist()))
-    low, high = np.quantile(areas, [0.025, 0.975])
-    more_low, more_high = np.quantile(gaps, [0.025, 0.975])
+    areas, others = (resampled(np.array([each(run) for run in held]), fails) for each in (score, base))
+    gaps = areas - others
+    (low, high), (more_low, more_high) = (np.quantile(each, [0.025, 0.975]) for each in (areas, gaps))
     return Line(
         name,
         _area(score, held),
@@ -219,37 +217,13 @@ def _line(
     )
 
 
-def tables(runs: Sequence[Run], best: int = 8) -> str:
-    """Markdown tables by step: all baselines and logistic models, and the best figures."""
-    parts = []
-    for lasting in (False, True):
-        for step in AT:
-            seton, held = (
-                samples([run for run in runs if run["part"] == part], step, lasting=lasting)
-                for part in ("set-on", "held-out")
-            )
-            found = lines(seton, held, step)
-            shown = [
-                line
-                for rank, line in enumerate(found)
-                if rank < best or line.name in BASELINES or "logistic" in line.name
-            ]
-            what = "collapses" if lasting else "late failures"
-            head = f"Step {step}, {what}: {sum(s.fails for s in held)} of {len(held)} runs held out"
-            head += f", {sum(s.fails for s in seton)} of {len(seton)} set on"
-            parts.append("\n".join([head, _HEAD, *map(_row, shown)]))
-    return "\n\n".join(parts)
-
-
-_HEAD = (
-    "| figure | AUROC | 95 % | set on | minus the best baseline | failures found | false alarms | lead |\n"
-    "|---|---:|---|---:|---|---:|---:|---:|"
-)
-
-
-def _row(line: Line) -> str:
-    return (
-        f"| {line.name} | {line.auroc:.2f} | {line.low:.2f} to {line.high:.2f} | {line.seton:.2f} "
-        f"| {line.more:+.2f} ({line.more_low:+.2f} to {line.more_high:+.2f}) "
-        f"| {line.found} of {line.failures} | {line.false} of {line.others} | {line.lead:.0f} |"
-    )
+def resampled(scores: np.ndarray, fails: np.ndarray) -> np.ndarray:
+    """AUROC of bootstrap samples of runs; scores and failures (N,), the same samples for the same N."""
+    generator = np.random.default_rng(0)
+    counts_RN = generator.multinomial(len(fails), np.full(len(fails), 1 / len(fails)), size=RESAMPLES)
+    rows = counts_RN[:, fails].sum(1) * counts_RN[:, ~fails].sum(1) > 0
+    bad, good = counts_RN[rows][:, fails], counts_RN[rows][:, ~fails]
+    pairs = scores[fails][:, None] - scores[~fails][None]
+    wins = (pairs > 0) + 0.5 * (pairs == 0)
+    found: np.ndarray = ((bad @ wins) * good).sum(1) / (bad.sum(1) * good.sum(1))
+    return found

@@ -77,7 +77,7 @@ class Watched(TrialStack):
     ) -> Figures:
         model, config = _decoder(self.models[k]), self.configs[k]
         found = observe(model, self.fixed)
-        ratios = [float((p.detach() - before[id(p)]).norm() / p.norm()) for p in matrices_of(model)]
+        ratios = [float((p.detach() - before[id(p)]).norm() / p.detach().norm()) for p in matrices_of(model)]
         found["update/median"], found["update/max"] = statistics.median(ratios), max(ratios)
         lags = [float(gradients[n].square().mean() / squares[n].mean().clamp_min(1e-30)) for n in squares]
         found["lag/max"], found["lag/median"] = max(lags) ** 0.5, statistics.median(lags) ** 0.5

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from benchmarks.later import failures, ladders, scores, watched
+from benchmarks.later import alarms, failures, ladders, scores, watched
 from benchmarks.later.failures import Failure, curve_of, failure_of, hardness, is_healthy
 from benchmarks.later.observed import observe, sharpness
+from benchmarks.predictors.scoring import auroc
 from benchmarks.regimes.data import next_token
 from normscope.anatomy.measuring import measuring
 from normscope.nn import Decoder, build
@@ -71,7 +72,15 @@ def run(number: int, fails: bool, sign: float = 1.0, part: str = "held-out", **m
     figures = {"recent/gradient": value, "recent/loss": 2.0 + 0.01 * (number % 5), "loss": 2.0}
     made = curve((50, 2.5)) if fails else curve()
     seen = {str(step): dict(figures) for step in (0, *watched.AT, *watched.NEAR.values())}
-    identity = {"ladder": part, "kind": "x", "part": part, "lr": 1e-3, "seed": number, "entropy": 2.7}
+    identity = {
+        "ladder": part,
+        "kind": "x",
+        "part": part,
+        "lr": 1e-3,
+        "seed": number,
+        "entropy": 2.7,
+        "warmup": 0,
+    }
     return identity | {"curve": made, "seen": seen} | more
 
 
@@ -115,11 +124,42 @@ def test_the_rate_is_relative_to_the_largest_of_the_ladder_that_is_healthy() -> 
     assert found == pytest.approx([math.log(1 / 4), 0.0])
 
 
+def test_bootstrap_samples_of_the_auroc_lie_around_it() -> None:
+    generator = np.random.default_rng(1)
+    fails = np.arange(60) < 20
+    values = generator.normal(size=60) + fails
+    found, whole = scores.resampled(values, fails), auroc(values.tolist(), fails.tolist())
+    assert found.mean() == pytest.approx(whole, abs=0.01)
+    expected = math.sqrt(whole * (1 - whole) / 20)  # of the smaller class alone, about
+    assert 0.5 * expected < found.std() < 1.5 * expected
+    assert scores.resampled(fails.astype(float), fails).min() == 1.0
+
+
 def test_at_most_a_twentieth_of_the_set_on_runs_is_above_the_threshold() -> None:
     seton = scores.samples([run(number, False, part="set-on") for number in range(40)], 36)
     values = {id(sample): float(number) for number, sample in enumerate(seton)}
     limit = scores.threshold(lambda sample: values[id(sample)], seton)
     assert sum(value > limit for value in values.values()) == 2
+
+
+def test_a_rule_that_watches_is_early_or_it_does_not_count() -> None:
+    norms = [1.0] * 100
+    early, late, quiet = list(norms), list(norms), list(norms)
+    early[40], late[60] = 5.0, 5.0
+    runs = [
+        run(0, True, **{"gradient": norms, "gradient-max": early}),
+        run(1, True, **{"gradient": norms, "gradient-max": late}),
+        run(2, False, **{"gradient": norms, "gradient-max": late}),
+        run(3, False, **{"gradient": norms, "gradient-max": quiet}),
+    ]
+    assert alarms.seen(alarms.jump(4), runs) == alarms.Seen((1000 - 820,), 2, 1, 2)
+    assert alarms.seen(alarms.jump(6), runs) == alarms.Seen((), 2, 0, 2)
+    assert alarms.seen(alarms.risen(0.15), runs) == alarms.Seen((), 2, 0, 2)
+    slowly = curve((48, 2.2), (49, 2.2), (50, 2.5))
+    rising = run(4, True, **{"curve": slowly, "gradient": norms, "gradient-max": norms})
+    assert alarms.seen(alarms.risen(0.15), [rising]).leads == (20,)
+    doubled = [1.0] * 30 + [2.1] * 70
+    assert alarms.seen(alarms.grown(2), [rising | {"gradient": doubled}]).leads == (1000 - 620,)
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> tuple[Decoder, torch.Tensor]:
