@@ -1,14 +1,15 @@
 """`python -m benchmarks.later train FILE [WORD]` and `python -m benchmarks.later score FILE`."""
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
 
 import torch
 
-from benchmarks.later import alarms, tables
-from benchmarks.later.failures import failure_of, is_healthy
+from benchmarks.later import alarms, scores, tables
+from benchmarks.later.failures import Failure
 from benchmarks.later.ladders import LADDERS
 from benchmarks.later.watched import train
 from benchmarks.process import records_of
@@ -33,22 +34,21 @@ def train_all(file: Path, word: str) -> None:
 def score(file: Path) -> None:
     """Print what became of the runs, and the tables."""
     runs = records_of(file)
-    for ladder in LADDERS:
-        print(ladder.name)
-        for run in (run for run in runs if run["ladder"] == ladder.name):
-            print(f"  {run['kind']}, {run['lr']:g}: {_fate(run)}")
+    fates = [
+        {(run["ladder"], run["seed"]): _words(failure) for run, failure in scores.judged(runs, strict=strict)}
+        for strict in (False, True)
+    ]
+    for run in runs:
+        known = (each.get((run["ladder"], run["seed"]), "not healthy at step 300") for each in fates)
+        print(f"{run['ladder']}, {run['kind']}, {run['lr']:g}: {'; strict: '.join(known)}")
     print()
     print(tables.tables(runs))
-    scored = [run for run in runs if run["kind"] != "reference"]
-    for part in ("set-on", "held-out"):
-        print(f"\nAlarms, {part}\n{alarms.table([run for run in scored if run['part'] == part])}")
+    for part, strict in itertools.product(("set-on", "held-out"), (False, True)):
+        print(f"\nAlarms, {part}{', strict' * strict}")
+        print(alarms.table([run for run in runs if run["part"] == part], strict=strict))
 
 
-def _fate(run: alarms.Run) -> str:
-    curve = [float("inf") if loss is None else loss for loss in run["curve"]]
-    if not is_healthy(curve, run["entropy"]):
-        return "not healthy at step 300"
-    failure = failure_of(curve, run["entropy"])
+def _words(failure: Failure | None) -> str:
     if failure is None:
         return "healthy"
     return f"{'collapse' if failure.lasts else 'spike'} at step {failure.step}"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.later.failures import EVERY, HEALTHY_AT, failure_of, is_healthy
+from benchmarks.later.failures import EVERY, HEALTHY_AT
+from benchmarks.later.scores import judged
 
 Run = dict[str, Any]
 FIRST = HEALTHY_AT // EVERY
@@ -75,16 +76,12 @@ class Seen:
     others: int
 
 
-def seen(rule: Callable[[Run, int], bool], runs: Sequence[Run]) -> Seen:
+def seen(rule: Callable[[Run, int], bool], runs: Sequence[Run], *, strict: bool = False) -> Seen:
     """What a rule says of the runs that are healthy at step 300."""
     leads: list[int] = []
     failures = false = others = 0
-    for run in runs:
-        curve = [math.inf if loss is None else loss for loss in run["curve"]]
-        if not is_healthy(curve, run["entropy"]):
-            continue
-        failure = failure_of(curve, run["entropy"])
-        points = range(FIRST, min(len(curve), len(run["gradient"])))
+    for run, failure in judged(runs, strict=strict):
+        points = range(FIRST, min(len(run["curve"]), len(run["gradient"])))
         alarm = next(((point + 1) * EVERY for point in points if rule(run, point)), None)
         if failure is None:
             others, false = others + 1, false + (alarm is not None)
@@ -95,11 +92,11 @@ def seen(rule: Callable[[Run, int], bool], runs: Sequence[Run]) -> Seen:
     return Seen(tuple(leads), failures, false, others)
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(runs: Sequence[Run], *, strict: bool = False) -> str:
     """Markdown: a line for each rule."""
     lines = ["| rule | failures after the alarm | median lead | false alarms |", "|---|---:|---:|---:|"]
     for name, rule in RULES.items():
-        found = seen(rule, runs)
+        found = seen(rule, runs, strict=strict)
         lead = f"{statistics.median(found.leads):.0f}" if found.leads else "–"
         lines.append(
             f"| {name} | {len(found.leads)} of {found.failures} | {lead} | {found.false} of {found.others} |"

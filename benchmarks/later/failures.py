@@ -10,6 +10,11 @@ or under that of 100 steps before by 0.02, and not 0.3 above its lowest so far. 
 - a **spike**, if a later mean is 0.3 nats above the lowest mean before it, or the loss is not finite;
 - a **collapse**, if it does not come back: the mean of the last three is 0.3 above the lowest of all or not
   under the entropy, or the loss is not finite.
+
+The first two ladders showed that this is noisy: the reference itself rises by 0.29 where hard batches follow
+each other, and a run at the entropy falls by 0.02 by chance. A *strict* variant was therefore added before
+any score was computed: the reference's deviation from its median over 300 steps is subtracted from the curve,
+a run takes part only if it is under the entropy by 0.1 nats, and a spike or collapse is a rise by 0.5.
 """
 
 import itertools
@@ -23,7 +28,7 @@ EVERY = 20
 """Steps whose mean loss is one point of a curve."""
 HEALTHY_AT = 300
 MARGIN, FALL, FALL_STEPS = 0.1, 0.02, 100
-RISE = 0.3
+RISE, STRICT_RISE = 0.3, 0.5
 MEDIAN = 51
 LAST = 3
 """Points of the curve whose mean is a run's end."""
@@ -58,21 +63,33 @@ def curve_of(losses: Sequence[float], harder: np.ndarray | None = None) -> list[
     return finite if np.isfinite(steady).all() else [*finite, math.inf]
 
 
-def is_healthy(curve: Sequence[float], entropy: float) -> bool:
+def steadier(curve: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """A curve less the deviation of its ladder's reference from its median over 300 steps."""
+    size = HEALTHY_AT // EVERY
+    padded = np.pad(np.asarray(reference), size // 2, mode="reflect")
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, size), axis=1)
+    shared = min(len(curve), len(reference))
+    harder = np.pad(np.asarray(reference) - usual, (0, max(0, len(curve) - shared)))[: len(curve)]
+    return [float(value) for value in np.asarray(curve) - harder]
+
+
+def is_healthy(curve: Sequence[float], entropy: float, *, strict: bool = False) -> bool:
     """Whether a run takes part, see the head of this file."""
     now = HEALTHY_AT // EVERY
     if len(curve) < now or not all(map(math.isfinite, curve[:now])):
         return False
     loss, earlier = curve[now - 1], curve[now - 1 - FALL_STEPS // EVERY]
-    return (loss <= entropy - MARGIN or loss <= earlier - FALL) and loss < min(curve[:now]) + RISE
+    learns = loss <= entropy - MARGIN or (not strict and loss <= earlier - FALL)
+    return learns and loss < min(curve[:now]) + RISE
 
 
-def failure_of(curve: Sequence[float], entropy: float) -> Failure | None:
+def failure_of(curve: Sequence[float], entropy: float, *, strict: bool = False) -> Failure | None:
     """The late failure of a run that is healthy at step 300, None without one."""
+    rise = STRICT_RISE if strict else RISE
     is_finite = math.isfinite(curve[-1])
     end = float(np.mean(curve[-LAST:]))
-    lasts = not is_finite or bool(end >= min(curve) + RISE or end >= entropy)
+    lasts = not is_finite or bool(end >= min(curve) + rise or end >= entropy)
     for point in range(HEALTHY_AT // EVERY, len(curve)):
-        if curve[point] >= min(curve[:point]) + RISE:
+        if curve[point] >= min(curve[:point]) + rise:
             return Failure(point * EVERY, lasts)
     return Failure((len(curve) - LAST) * EVERY, lasts) if lasts else None

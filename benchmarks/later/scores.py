@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.later.failures import Failure, failure_of, is_healthy
+from benchmarks.later.failures import Failure, failure_of, is_healthy, steadier
 from benchmarks.later.watched import NEAR
 from benchmarks.predictors.scoring import auroc
 from benchmarks.regimes.certainty import fit, probability
@@ -85,23 +85,34 @@ class Line:
     lead: float
 
 
-def samples(runs: Sequence[Run], step: int, *, lasting: bool = False) -> list[Sample]:
+def judged(runs: Sequence[Run], *, strict: bool = False) -> list[tuple[Run, Failure | None]]:
+    """The runs that are healthy at step 300, and how they fail; the references are left out."""
+    curves = {id(run): [math.inf if loss is None else loss for loss in run["curve"]] for run in runs}
+    references = {run["ladder"]: curves[id(run)] for run in runs if run["kind"] == "reference"}
+    found = []
+    for run in (run for run in runs if run["kind"] != "reference"):
+        curve = curves[id(run)]
+        if strict and run["kind"] != "by heart":
+            curve = steadier(curve, references[run["ladder"]])
+        if is_healthy(curve, run["entropy"], strict=strict):
+            found.append((run, failure_of(curve, run["entropy"], strict=strict)))
+    return found
+
+
+def samples(runs: Sequence[Run], step: int, *, lasting: bool = False, strict: bool = False) -> list[Sample]:
     """The runs that are scored at a step; with `lasting` only collapses are failures."""
-    runs = [run | {"curve": [math.inf if x is None else x for x in run["curve"]]} for run in runs]
-    scored = [run for run in runs if run["kind"] != "reference"]
-    healthy = [run for run in scored if is_healthy(run["curve"], run["entropy"])]
+    healthy = judged(runs, strict=strict)
     largest: dict[tuple[str, str], float] = defaultdict(float)
-    for run in healthy:
+    for run, _ in healthy:
         key = run["ladder"], run["kind"]
         largest[key] = max(largest[key], run["lr"])
     found = []
-    for run in healthy:
-        failure = failure_of(run["curve"], run["entropy"])
+    for run, failure in healthy:
         if failure is not None and failure.step < step:
             continue
-        if lasting and failure is not None and not failure.lasts:
-            failure = None
-        found.append(Sample(run, figures_of(run, step, largest[run["ladder"], run["kind"]]), failure))
+        figures = figures_of(run, step, largest[run["ladder"], run["kind"]])
+        is_mild = lasting and failure is not None and not failure.lasts
+        found.append(Sample(run, figures, None if is_mild else failure))
     return found
 
 

@@ -6,13 +6,21 @@ from benchmarks.later.scores import BASELINES, Line, Run, lines, samples
 from benchmarks.later.watched import AT
 
 
+WHAT: dict[str, dict[str, bool]] = {
+    "late failures": {},
+    "collapses": {"lasting": True},
+    "late failures, strict": {"strict": True},
+}
+"""What is scored, and the options of `samples` for it."""
+
+
 def tables(runs: Sequence[Run], best: int = 8) -> str:
     """Markdown tables by step: all baselines and logistic models, and the best figures."""
     parts = []
-    for lasting in (False, True):
+    for what, options in WHAT.items():
         for step in AT:
             seton, held = (
-                samples([run for run in runs if run["part"] == part], step, lasting=lasting)
+                samples([run for run in runs if run["part"] == part], step, **options)
                 for part in ("set-on", "held-out")
             )
             found = lines(seton, held, step)
@@ -21,7 +29,6 @@ def tables(runs: Sequence[Run], best: int = 8) -> str:
                 for rank, line in enumerate(found)
                 if rank < best or line.name in BASELINES or "logistic" in line.name
             ]
-            what = "collapses" if lasting else "late failures"
             head = f"Step {step}, {what}: {sum(s.fails for s in held)} of {len(held)} runs held out"
             head += f", {sum(s.fails for s in seton)} of {len(seton)} set on"
             parts.append("\n".join([head, _HEAD, *map(_row, shown)]))

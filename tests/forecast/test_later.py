@@ -66,6 +66,16 @@ def test_hard_batches_are_no_spike_and_a_loss_that_is_not_finite_ends_a_curve() 
     assert curve_of([1.0] * 45 + [math.nan]) == [1.0, 1.0, math.inf]
 
 
+def test_the_strict_variant_leaves_out_hard_stretches_and_small_rises() -> None:
+    reference = curve((50, 2.4), (51, 2.4))
+    steady = failures.steadier(curve((50, 2.4), (51, 2.4)), reference)
+    assert steady[2:] == pytest.approx(HEALTHY[2:])
+    assert len(failures.steadier([*HEALTHY[:40], math.inf], reference)) == 41
+    assert failure_of(curve((50, 2.4)), 2.7, strict=True) is None
+    assert failure_of(curve((50, 2.6)), 2.7, strict=True) == Failure(1000, lasts=False)
+    assert not is_healthy([2.9] * 10 + [2.87] * 5, 2.7, strict=True)
+
+
 def run(number: int, fails: bool, sign: float = 1.0, part: str = "held-out", **more: Any) -> dict[str, Any]:
     """A run whose gradient norm is high (`sign` 1) or low (−1) where it fails; the rest says nothing."""
     value = math.exp(sign * (2.0 if fails else 0.0) + 0.01 * (number % 7))
@@ -104,6 +114,13 @@ def test_a_figure_that_announces_every_failure_has_auroc_1_and_one_that_says_the
 def test_the_logistic_model_knows_the_held_out_runs_by_their_figures_alone() -> None:
     line = lines([run(number, number % 4 == 0) for number in range(40)])["8 figures, logistic"]
     assert line.auroc == 1.0
+
+
+def test_the_reference_is_not_scored_and_gives_the_strict_variant_its_hard_stretches() -> None:
+    hard = curve((50, 2.6))
+    runs = [run(0, False, curve=hard), run(1, False, curve=hard, kind="reference")]
+    assert [failure for _, failure in scores.judged(runs)] == [Failure(1000, lasts=False)]
+    assert [failure for _, failure in scores.judged(runs, strict=True)] == [None]
 
 
 def test_runs_that_failed_by_the_step_or_were_never_healthy_are_not_scored() -> None:
