@@ -38,7 +38,7 @@ def score(file: Path) -> None:
         {(run["ladder"], run["seed"]): _words(failure) for run, failure in scores.judged(runs, strict=strict)}
         for strict in (False, True)
     ]
-    for run in runs:
+    for run in (run for run in runs if run["kind"] != "reference"):
         known = (each.get((run["ladder"], run["seed"]), "not healthy at step 300") for each in fates)
         print(f"{run['ladder']}, {run['kind']}, {run['lr']:g}: {'; strict: '.join(known)}")
     print()

@@ -76,8 +76,17 @@ class Ladder:
     def model(self, seed: int) -> Decoder:
         """A model with the weights of a seed."""
         torch.manual_seed(seed)
-        sizes = {"depth": self.depth, "width": WIDTH, "heads": HEADS, "vocab": VOCABULARY, "context": TOKENS}
-        built = build("decoder", scheme=self.scheme, bias=False, activation="relu", **sizes)
+        built = build(
+            "decoder",
+            scheme=self.scheme,
+            depth=self.depth,
+            width=WIDTH,
+            heads=HEADS,
+            vocab=VOCABULARY,
+            context=TOKENS,
+            bias=False,
+            activation="relu",
+        )
         assert isinstance(built, Decoder)
         return built.train()
 

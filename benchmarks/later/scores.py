@@ -23,9 +23,13 @@ from benchmarks.regimes.certainty import fit, probability
 Run = dict[str, Any]
 FALSE_ALARMS = 0.05
 RESAMPLES = 2000
-RATE, LOSS = "learning rate / largest healthy one", "loss minus entropy"
-BASELINES = (RATE, LOSS)
-"""Trivial predictors; the rate is relative to the largest of the ladder that is healthy at step 300."""
+RATE, LOSS = "learning rate", "loss minus entropy"
+OF_KIND, OF_LADDER = (
+    "learning rate / largest healthy of its kind",
+    "learning rate / largest healthy of its ladder",
+)
+BASELINES = (RATE, OF_KIND, OF_LADDER, LOSS)
+"""Trivial predictors; a rate is healthy if its run is at step 300. The best one of the set-on runs counts."""
 SMALL = (
     "recent/gradient-jump",
     "recent/gradient",
@@ -64,7 +68,7 @@ class Line:
 
     Attributes:
         auroc, low, high: with the interval; `seton` on the runs that it was set on.
-        more, more_low, more_high: AUROC minus that of the better baseline, with the interval.
+        more, more_low, more_high: AUROC minus that of the best baseline of the set-on runs, with the interval.
         found, failures: failures above the threshold, and all.
         false, others: runs without a failure above the threshold, and all.
         lead: median steps from the observation to the failures that are found; nan without any.
@@ -102,21 +106,23 @@ def judged(runs: Sequence[Run], *, strict: bool = False) -> list[tuple[Run, Fail
 def samples(runs: Sequence[Run], step: int, *, lasting: bool = False, strict: bool = False) -> list[Sample]:
     """The runs that are scored at a step; with `lasting` only collapses are failures."""
     healthy = judged(runs, strict=strict)
-    largest: dict[tuple[str, str], float] = defaultdict(float)
+    largest: dict[tuple[str, ...], float] = defaultdict(float)
     for run, _ in healthy:
-        key = run["ladder"], run["kind"]
-        largest[key] = max(largest[key], run["lr"])
+        for key in ((run["ladder"],), (run["ladder"], run["kind"])):
+            largest[key] = max(largest[key], run["lr"])
     found = []
     for run, failure in healthy:
         if failure is not None and failure.step < step:
             continue
-        figures = figures_of(run, step, largest[run["ladder"], run["kind"]])
+        figures = figures_of(run, step)
+        figures[OF_KIND] = math.log(run["lr"] / largest[run["ladder"], run["kind"]])
+        figures[OF_LADDER] = math.log(run["lr"] / largest[run["ladder"],])
         is_mild = lasting and failure is not None and not failure.lasts
         found.append(Sample(run, figures, None if is_mild else failure))
     return found
 
 
-def figures_of(run: Run, step: int, largest_rate: float) -> dict[str, float]:
+def figures_of(run: Run, step: int) -> dict[str, float]:
     """What was seen by a step: values, their growth since the earlier step, and since the start.
 
     Values are logarithms, but those of losses. Growth is per step. What is not finite is as large as can be.
@@ -135,7 +141,7 @@ def figures_of(run: Run, step: int, largest_rate: float) -> dict[str, float]:
     for name in ("sharpness", "update/median"):
         if name in found:
             found[f"{name}: at the full rate"] = found[name] + left
-    found[RATE] = math.log(run["lr"] / largest_rate)
+    found[RATE] = math.log(run["lr"])
     found[LOSS] = found["recent/loss"] - run["entropy"]
     return found
 
@@ -177,8 +183,8 @@ def lines(seton: Sequence[Sample], held: Sequence[Sample], step: int) -> list[Li
     """A line for each figure, each baseline, and the logistic models, by the AUROC of the set-on runs."""
     names = sorted(set.intersection(*(set(each.figures) for each in [*seton, *held])))
     scores: dict[str, Score] = {name: _figure(name, direction(name, seton)) for name in names}
-    base = max(BASELINES, key=lambda name: _area(scores[name], held))
-    scores["both baselines, logistic"] = logistic(BASELINES, seton)
+    base = max(BASELINES, key=lambda name: _area(scores[name], seton))
+    scores["baselines, logistic"] = logistic(BASELINES, seton)
     scores["8 figures, logistic"] = logistic([name for name in SMALL if name in names], seton)
     scores["8 figures and baselines, logistic"] = logistic(
         [*(name for name in SMALL if name in names), *BASELINES], seton

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from benchmarks.later.scores import BASELINES, Line, Run, lines, samples
 from benchmarks.later.watched import AT
 
-
 WHAT: dict[str, dict[str, bool]] = {
     "late failures": {},
     "collapses": {"lasting": True},

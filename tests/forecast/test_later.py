@@ -137,8 +137,11 @@ def test_runs_that_failed_by_the_step_or_were_never_healthy_are_not_scored() -> 
 def test_the_rate_is_relative_to_the_largest_of_the_ladder_that_is_healthy() -> None:
     runs = [run(k, False, lr=lr) for k, lr in enumerate((1e-3, 4e-3))] + [run(2, False, lr=8e-3)]
     runs[2]["curve"] = [3.0] * 100
-    found = [sample.figures[scores.RATE] for sample in scores.samples(runs, 36)]
-    assert found == pytest.approx([math.log(1 / 4), 0.0])
+    runs.append(run(3, False, lr=1e-2, kind="y"))
+    found = scores.samples(runs, 36)
+    assert [each.figures[scores.OF_KIND] for each in found] == pytest.approx([math.log(1 / 4), 0.0, 0.0])
+    of_ladder = [each.figures[scores.OF_LADDER] for each in found]
+    assert of_ladder == pytest.approx([math.log(0.1), math.log(0.4), 0.0])
 
 
 def test_bootstrap_samples_of_the_auroc_lie_around_it() -> None:
