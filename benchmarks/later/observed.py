@@ -78,7 +78,7 @@ def sharpness(model: Decoder, ids: Tensor, squares: dict[str, Tensor], eps: floa
             parts = torch.autograd.grad(flat @ (v / root), weights, retain_graph=True)
             return torch.cat([part.reshape(-1) for part in parts]).detach() / root
 
-        start = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0))
+        start = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
         return largest_eigenvalue(product, start, steps=PRODUCTS).value
 
 

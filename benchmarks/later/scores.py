@@ -68,7 +68,7 @@ class Line:
 
     Attributes:
         auroc, low, high: with the interval; `seton` on the runs that it was set on.
-        more, more_low, more_high: AUROC minus that of the best baseline of the set-on runs, with the interval.
+        more, more_low, more_high: AUROC minus that of the baseline that is best on the set-on runs.
         found, failures: failures above the threshold, and all.
         false, others: runs without a failure above the threshold, and all.
         lead: median steps from the observation to the failures that are found; nan without any.
