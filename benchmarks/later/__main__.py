@@ -1,4 +1,4 @@
-"""`python -m benchmarks.later train FILE [WORD]` and `python -m benchmarks.later score FILE`."""
+"""`python -m benchmarks.later train FILE [WORD]`, `… score FILE` and `… monitor FILE OUTPUT`."""
 
 import argparse
 import itertools
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.later import alarms, scores, tables
+from benchmarks.later import alarms, monitored, scores, tables
 from benchmarks.later.failures import Failure
 from benchmarks.later.ladders import LADDERS
 from benchmarks.later.watched import train
@@ -56,12 +56,17 @@ def _words(failure: Failure | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("train", "score"))
+    parser.add_argument("command", choices=("train", "score", "monitor"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("word", nargs="?", default="", help="part of the names of the ladders to train")
+    parser.add_argument(
+        "word", nargs="?", default="", help="part of the names of the ladders to train, or the file of alarms"
+    )
     options = parser.parse_args()
     if options.command == "train":
         train_all(options.file, options.word)
+    elif options.command == "monitor":
+        monitored.monitor_all(options.file, Path(options.word))
+        print(monitored.table(records_of(options.file), records_of(Path(options.word))))
     else:
         score(options.file)
 
