@@ -1,4 +1,4 @@
-"""How early simple rules that watch a run see a late failure, on the stored means and norms of each 20 steps.
+"""Simple rules that watch a run: how early each sees a late failure, on stored figures of each 20 steps.
 
 The rules were fixed before they were tried. They are cruder than those of `normscope.monitor`, which needs
 the norms of every step: an alarm stands at the end of 20 steps, and counts from step 300 on.
@@ -62,7 +62,7 @@ def _at(values: Sequence[float | None], point: int) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rule says of some runs.
+    """Alarms of a rule on some runs.
 
     Attributes:
         leads: steps from the alarm to each failure before which it came, in order of the runs.
@@ -77,7 +77,7 @@ class Seen:
 
 
 def seen(rule: Callable[[Run, int], bool], runs: Sequence[Run], *, strict: bool = False) -> Seen:
-    """What a rule says of the runs that are healthy at step 300."""
+    """Alarms of a rule on the runs that are healthy at step 300."""
     leads: list[int] = []
     failures = false = others = 0
     for run, failure in judged(runs, strict=strict):

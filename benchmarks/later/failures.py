@@ -1,4 +1,4 @@
-"""What a late failure is, from the losses of a run alone; fixed before any run of the grid was trained.
+"""Definition of a late failure, from the losses of a run alone; fixed before any run was trained.
 
 A curve is the means of 20 losses. Batches are not equally hard. As in `late_runs.py`, the deviation of a
 reference run from its own median over 51 steps is therefore subtracted from each loss first; the reference
@@ -36,7 +36,7 @@ LAST = 3
 
 @dataclass(frozen=True)
 class Failure:
-    """How a run failed late.
+    """Late failure of a run.
 
     Attributes:
         step: last step before the first point of the curve that shows it.
@@ -48,7 +48,7 @@ class Failure:
 
 
 def hardness(reference: Sequence[float]) -> np.ndarray:
-    """How much harder than usual each batch is, from the losses of a healthy run, in nats."""
+    """Nats by which each batch is harder than usual, from the losses of a healthy run."""
     padded = np.pad(np.asarray(reference), MEDIAN // 2, mode="reflect")
     medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN), axis=1)
     found: np.ndarray = np.asarray(reference) - medians

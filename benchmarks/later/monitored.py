@@ -1,7 +1,7 @@
 """The held-out runs once more, each alone and under `normscope.Monitor`: its alarms, and their lead.
 
-A run is trained to the failure that the strict variant says, or to step 1000 at most. Trained alone it is the
-run of the stack up to rounding, so that a failure may come at another step.
+A run is trained to the failure that the strict variant says, or to step 1000 at most; one without, to step
+600. Trained alone it is the run of the stack up to rounding, so that a failure may come at another step.
 """
 
 import json
@@ -24,7 +24,7 @@ from normscope.rules import Finding, Severity
 from normscope.train import build_optimizers, in_flushed_thread, rate_factor
 from normscope.train.optim import set_rate
 
-STEPS = 1000
+STEPS, WITHOUT = 1000, 600
 FIRST = 100
 """Alarms count from this step on."""
 
@@ -58,7 +58,7 @@ def alarms_of(ladder: Ladder, setting: Setting, steps: int) -> list[tuple[int, s
 
 
 def fates(runs: Sequence[scores.Run]) -> dict[tuple[str, int], Failure | None]:
-    """How the held-out runs fail by the strict variant, by ladder and seed."""
+    """Failures of the held-out runs by the strict variant, by ladder and seed."""
     held = [run for run in runs if run["part"] == "held-out"]
     return {(run["ladder"], run["seed"]): failure for run, failure in scores.judged(held, strict=True)}
 
@@ -73,7 +73,7 @@ def monitor_all(file: Path, output: Path) -> None:
         failure = ends[key]
         if key in known:
             continue
-        steps = STEPS if failure is None else min(failure.step, STEPS)
+        steps = WITHOUT if failure is None else min(failure.step, STEPS)
         found = in_flushed_thread(lambda _, key=key, steps=steps: alarms_of(*settings[key], steps))  # type: ignore[misc]
         row = {"ladder": key[0], "seed": key[1], "steps": steps, "alarms": found}
         with output.open("a") as opened:

@@ -1,4 +1,4 @@
-"""What can be seen of a model in training between two of its steps, in eval mode on a fixed batch.
+"""Figures of a model in training between two of its steps, in eval mode on a fixed batch.
 
 Shapes: B sequences, T tokens, V ids, H heads.
 """

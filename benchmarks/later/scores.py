@@ -64,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Line:
-    """How one predictor does on the held-out runs at a step.
+    """Score of one predictor on the held-out runs at a step.
 
     Attributes:
         auroc, low, high: with the interval; `seton` on the runs that it was set on.
@@ -123,7 +123,7 @@ def samples(runs: Sequence[Run], step: int, *, lasting: bool = False, strict: bo
 
 
 def figures_of(run: Run, step: int) -> dict[str, float]:
-    """What was seen by a step: values, their growth since the earlier step, and since the start.
+    """Figures seen by a step: values, their growth since the earlier step, and since the start.
 
     Values are logarithms, but those of losses. Growth is per step. What is not finite is as large as can be.
     "At the full rate" is what a value that is proportional to the rate becomes when the warm-up has ended.

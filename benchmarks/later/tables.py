@@ -10,7 +10,7 @@ WHAT: dict[str, dict[str, bool]] = {
     "collapses": {"lasting": True},
     "late failures, strict": {"strict": True},
 }
-"""What is scored, and the options of `samples` for it."""
+"""Names of the scored failures, and the options of `samples` for each."""
 
 
 def tables(runs: Sequence[Run], best: int = 8) -> str:

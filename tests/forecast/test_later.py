@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from benchmarks.later import alarms, failures, ladders, scores, watched
+from benchmarks.later import alarms, failures, ladders, monitored, scores, watched
 from benchmarks.later.failures import Failure, curve_of, failure_of, hardness, is_healthy
 from benchmarks.later.observed import observe, sharpness
 from benchmarks.predictors.scoring import auroc
@@ -180,6 +180,23 @@ def test_a_rule_that_watches_is_early_or_it_does_not_count() -> None:
     assert alarms.seen(alarms.risen(0.15), [rising]).leads == (20,)
     doubled = [1.0] * 30 + [2.1] * 70
     assert alarms.seen(alarms.grown(2), [rising | {"gradient": doubled}]).leads == (1000 - 620,)
+
+
+def test_alarms_of_the_monitor_count_from_step_100_and_notes_do_not() -> None:
+    runs = [run(k, False, kind="by heart", curve=curve((50, 2.6))) for k in range(2)]
+    runs += [run(k, False, kind="by heart") for k in (2, 3)]
+    said = [
+        [(50, "NS807", "warning"), (700, "NS807", "warning"), (900, "NS807", "warning")],
+        [(800, "NS805", "note")],
+        [(300, "NS811", "error")],
+        [],
+    ]
+    rows = [{"ladder": "held-out", "seed": k, "alarms": alarms} for k, alarms in enumerate(said)]
+    table = monitored.table(runs, rows)
+    assert "| NS807 | 1 of 2 | 300 | 0 of 2 |" in table
+    assert "| NS811 | 0 of 2 | – | 1 of 2 |" in table
+    assert "| any | 1 of 2 | 300 | 1 of 2 |" in table
+    assert "NS805" not in table
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> tuple[Decoder, torch.Tensor]:
