@@ -66,7 +66,8 @@ def main() -> None:
         train_all(options.file, options.word)
     elif options.command == "monitor":
         monitored.monitor_all(options.file, Path(options.word))
-        print(monitored.table(records_of(options.file), records_of(Path(options.word))))
+        runs, rows = records_of(options.file), records_of(Path(options.word))
+        print(monitored.table(runs, rows), monitored.table(runs, rows, strict=False), sep="\n\n")
     else:
         score(options.file)
 
