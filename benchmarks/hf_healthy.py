@@ -1,6 +1,7 @@
 """Findings of `normscope check` on the model types of transformers, small and with random weights.
 
-    python -m benchmarks.hf_healthy [TYPE…] [--steps 0] [--every 1] [--output FILE.jsonl]
+    python -m benchmarks.hf_healthy [TYPE…] [--half first|held-out] [--variant seed|deep|wide] [--steps 0]
+                                    [--every 1] [--output FILE.jsonl]
 
 Each type is checked as a user would, `normscope check hf:FOLDER`, from the config.json of its tiny version
 (see `hf_small`). `initializer_range` is widened by √(width / tiny width): the gain of each map stays what its
@@ -8,6 +9,7 @@ authors chose. An error or a warning is then a false finding, unless the small s
 it. `--steps 20` adds the trial.
 """
 
+import hashlib
 import tempfile
 import time
 from functools import partial
@@ -17,23 +19,39 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from benchmarks.hf_small import IMAGE, classes_of, shrunk
+from benchmarks.hf_small import IMAGE, Size, classes_of, shrunk
 from benchmarks.hf_types import parser_of, rows_of
 from normscope import check, load
 from normscope.errors import UsageError
 
 
-def row(model_type: str, steps: int) -> dict[str, Any]:
+HALVES = ("first", "held-out")
+VARIANTS = {
+    "usual": (0, Size()),
+    "seed": (1, Size()),
+    "deep": (2, Size(layers=6)),
+    "wide": (3, Size(wide=2)),
+}
+"""Seed and size of each variant."""
+
+
+def half_of(model_type: str) -> str:
+    """The half that a type belongs to."""
+    return HALVES[int(hashlib.sha256(model_type.encode()).hexdigest(), 16) % 2]
+
+
+def row(model_type: str, steps: int, variant: str = "usual") -> dict[str, Any]:
     """Verdict and findings of a type above a note; the reason where it cannot be loaded."""
     begin = time.monotonic()
-    found: dict[str, Any] = {"type": model_type}
+    seed, size = VARIANTS[variant]
+    found: dict[str, Any] = {"type": model_type, "half": half_of(model_type), "variant": variant}
     try:
-        config = shrunk(model_type)
+        config = shrunk(model_type, size=size)
         next(classes_of(config))
         as_published(config, CONFIG_MAPPING[model_type]())
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            subject = load(f"hf:{folder}", batch_size=2, seq_len=32)
+            subject = load(f"hf:{folder}", batch_size=2, seq_len=32, seed=seed)
     except Exception as error:
         return found | {"state": "not loaded", "reason": " ".join(str(error).split())[:200]}
     try:
@@ -89,9 +107,12 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="take every n-th type")
+    parser.add_argument("--half", choices=HALVES, help="types of one half alone")
+    parser.add_argument("--variant", choices=list(VARIANTS), default="usual")
     arguments = parser.parse_args()
-    chosen = arguments.types[:: arguments.every]
-    rows = rows_of(chosen, arguments.output, partial(row, steps=arguments.steps))
+    chosen = [each for each in arguments.types if arguments.half in (None, half_of(each))]
+    one = partial(row, steps=arguments.steps, variant=arguments.variant)
+    rows = rows_of(chosen[:: arguments.every], arguments.output, one)
     checked = [each for each in rows if each["state"] == "checked"]
     clean = [each for each in checked if not each["findings"]]
     print(f"{len(checked)} types checked, {len(clean)} without an error or a warning")
