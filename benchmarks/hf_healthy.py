@@ -24,7 +24,6 @@ from benchmarks.hf_types import parser_of, rows_of
 from normscope import check, load
 from normscope.errors import UsageError
 
-
 HALVES = ("first", "held-out")
 VARIANTS = {
     "usual": (0, Size()),
