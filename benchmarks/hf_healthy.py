@@ -50,7 +50,7 @@ def row(model_type: str, steps: int, variant: str = "usual") -> dict[str, Any]:
         as_published(config, CONFIG_MAPPING[model_type]())
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            subject = load(f"hf:{folder}", batch_size=2, seq_len=32, seed=seed)
+            subject = load(f"hf:{folder}", batch_size=2, seq_len=TEXT, seed=seed)
     except Exception as error:
         return found | {"state": "not loaded", "reason": " ".join(str(error).split())[:200]}
     try:
@@ -70,7 +70,8 @@ def as_published(config: Any, full: Any) -> None:
     """Bring a tiny configuration and its parts back to the ratios of the published one, where they matter.
 
     The random start is widened as the width was cut. Images are large enough for the last stage to hold
-    several tokens. Factors that the authors set by a size (muP) follow the small size.
+    several tokens. Windows of attention are longer than the text, as the published ones are. Factors that the
+    authors set by a size (muP) follow the small size.
     """
     for name in getattr(type(config), "sub_configs", {}):
         parts = getattr(config, name, None), getattr(full, name, None)
@@ -82,6 +83,8 @@ def as_published(config: Any, full: Any) -> None:
     if isinstance(base := getattr(full, "dim_model_base", None), int):  # MiniCPM's muP: arXiv 2404.06395
         config.initializer_range *= sqrt(base / published)
         config.dim_model_base = max(1, round(base * width / published))
+    if getattr(config, "sliding_window", None) and isinstance(full.sliding_window, int):
+        config.sliding_window = full.sliding_window
     if getattr(config, "image_size", None) == IMAGE:
         config.image_size = LARGER
     if hasattr(config, "attention_multiplier") and hasattr(config, "num_attention_heads"):
@@ -100,6 +103,8 @@ def _width(config: Any) -> float:
 LOADED, USUAL = 1e-6, 0.02
 """A start below the first is a mark of "always loaded" (BLIP, SAM: 1e-10); the second takes its place."""
 LARGER = 4 * IMAGE
+TEXT = 64
+"""Length of the text: what `check` feeds by default."""
 
 
 def main() -> None:
