@@ -293,6 +293,8 @@ PAIRS: dict[str, list[Pair]] = {
             case(reading=read_by("nothing")),
             case(reading=read_by("norm")),
         ),
+        Pair("2 blocks of our runs", N, ending(1.65), case()),
+        Pair("12 blocks of our runs", W, ending(2.73), case()),
         Pair("unit size is a note", N, ending(structure.UNIT * UNDER), case()),
         Pair("larger is a warning", W, ending(structure.UNIT * OVER), case()),
         Pair("half of it is a note", N, ending(OVER / structure.UNIT), case()),
