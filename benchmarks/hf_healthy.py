@@ -42,6 +42,10 @@ VARIANTS = {
 
 
 TRUE: dict[str, tuple[frozenset[str], str]] = {
+    "cpmant": (
+        frozenset({"unscaled-attention"}),
+        "init_std is 1: W_Q and W_K start from N(0, 1) behind a norm, so the logits grow with the width",
+    ),
     "mobilevit": (
         frozenset({"qk-starved", "tokens-collapse"}),
         "_init_weights draws the gains of BatchNorm from N(0, 0.02), so each of 32 divides the stream by 50",
