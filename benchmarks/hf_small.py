@@ -11,6 +11,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,53 @@ from transformers.models.auto import modeling_auto as auto
 
 from benchmarks.hf_small_options import OVERRIDES
 
-VOCABULARY, LAYERS, LARGEST = 260, 2, 30_000_000
+VOCABULARY, LARGEST = 260, 30_000_000
 TOKENS, IMAGE, MELS, SAMPLES = 16, 32, 16, 800
 
-RULES: tuple[tuple[str, Any], ...] = (
+
+class Width(int):
+    """A size that grows with the model's width."""
+
+
+class Depth(int):
+    """A number of layers."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers of a tiny model, and its width as a multiple of the usual one, 32."""
+
+    layers: int = 2
+    wide: int = 1
+
+    def of(self, small: int) -> int:
+        """The number of a rule at this size."""
+        if isinstance(small, Depth):
+            return self.layers
+        return small * self.wide if isinstance(small, Width) else small
+
+
+LAYERS = Depth(2)
+
+RULES: tuple[tuple[str, int], ...] = (
     (r"(max_)?num_(hidden_)?layers|n_layers?|(en|de)coder_layers|num_(en|de)coder_layers|layers", LAYERS),
     (r"num_attention_heads|n_heads?|num_heads|attention_heads", 4),
     (r"(en|de)coder_(num_)?attention_heads|.*_(num_)?attention_heads", 4),
     (r"depth|.*num_(hidden_)?layers|.*_layers|max_window_layers|num_blocks|.*_depth", LAYERS),
     (r"num_key_value_heads|num_kv_heads|.*_num_key_value_heads", 2),
-    (r"head_dim|.*_head_dim|d_kv|dim_head|index_head_dim|resampler_dim_head", 8),
-    (r"rotary_dim", 4),
-    (r"q_lora_rank|kv_lora_rank", 16),
-    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|dim|emb_dim|embedding_dim", 32),
-    (r".*hidden_size|.*hidden_dim|.*embedding_size|.*embed_dim|projection_dim|output_dim|.*_dim_size", 32),
-    (r".*intermediate_size|.*ffn_dim|mlp_dim|d_ff|ffn_hidden_size|.*linear_units|.*feedforward_dim", 48),
-    (r"dim_feedforward|d_inner|.*intermediate_dim", 48),
+    (r"head_dim|.*_head_dim|d_kv|dim_head|index_head_dim|resampler_dim_head", Width(8)),
+    (r"rotary_dim", Width(4)),
+    (r"q_lora_rank|kv_lora_rank", Width(16)),
+    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|dim|emb_dim|embedding_dim", Width(32)),
+    (
+        r".*hidden_size|.*hidden_dim|.*embedding_size|.*embed_dim|projection_dim|output_dim|.*_dim_size",
+        Width(32),
+    ),
+    (
+        r".*intermediate_size|.*ffn_dim|mlp_dim|d_ff|ffn_hidden_size|.*linear_units|.*feedforward_dim",
+        Width(48),
+    ),
+    (r"dim_feedforward|d_inner|.*intermediate_dim", Width(48)),
     (r"vocab_size|.*_vocab_size(_.*)?|vocab_size_per_layer_input|num_embeddings", VOCABULARY),
     (r"max_position_embeddings|max_(source|target)_positions|n_positions|max_2d_position_embeddings", 64),
     (r"max_seq_len|context_length|max_length", 64),
@@ -53,10 +85,16 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"codebook_size", 256),
     (
         r"stem_channels|neck_hidden_sizes|encoder_hidden_sizes|conv_channels|hidden_channels|.*_num_filters",
-        32,
+        Width(32),
     ),
-    (r"decoder_hidden_sizes|backbone_out_channels|neck_out_channels|head_out_channels|.*_out_channels", 32),
-    (r"conv_dim|.*channel_list|base_channels|out_hidden_size|encoder_in_channels|decoder_in_channels", 32),
+    (
+        r"decoder_hidden_sizes|backbone_out_channels|neck_out_channels|head_out_channels|.*_out_channels",
+        Width(32),
+    ),
+    (
+        r"conv_dim|.*channel_list|base_channels|out_hidden_size|encoder_in_channels|decoder_in_channels",
+        Width(32),
+    ),
     (r"context_size|max_pos_emb|block_size|attention_context_left|.*chunk_length", 8),
     (r"altup_num_inputs|hc_mult|hc_count", 2),
     (r"num_groups", 4),
@@ -65,15 +103,15 @@ RULES: tuple[tuple[str, Any], ...] = (
 RENAMED = {key: re.compile(key) for key, _ in RULES}
 
 
-def shrunk(model_type: str, options: Mapping[str, Any] | None = None) -> Any:
+def shrunk(model_type: str, options: Mapping[str, Any] | None = None, size: Size = Size()) -> Any:
     """The tiny configuration of a model type, with the options on top."""
     config_class = CONFIG_MAPPING[model_type]
-    chosen = {**OVERRIDES.get(model_type, {}), **(options or {})}
+    chosen = {**_sized(OVERRIDES.get(model_type, {}), size), **(options or {})}
     try:
         values = config_class().to_dict()
     except Exception:  # composites that cannot be built without their parts
         values = {}
-    values = _small(values, "mrope_section" in _source(config_class))
+    values = _small(values, "mrope_section" in _source(config_class), size)
     values = _merged(values, chosen)
     for key in ("model_type", "transformers_version", "architectures", "dtype", "torch_dtype"):
         values.pop(key, None)
@@ -95,25 +133,37 @@ def _merged(values: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]
     return values
 
 
-def _small(values: dict[str, Any], sections: bool) -> dict[str, Any]:
+def _sized(chosen: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """The options of a type at the size: those that a rule names as a width are as much wider."""
+    return {
+        key: _sized(value, size)
+        if isinstance(value, dict)
+        else value * size.wide
+        if isinstance(value, int) and isinstance(_rule(key), Width)
+        else value
+        for key, value in chosen.items()
+    }
+
+
+def _small(values: dict[str, Any], sections: bool, size: Size) -> dict[str, Any]:
     """`values` with every size made small; lists with one entry a layer are cut to the kinds that occur."""
     count = _layers(values)
-    kinds = _kinds(values, count)
+    kinds = _kinds(values, count, size.layers)
     small: dict[str, Any] = {}
     taken = 200
     for key, value in values.items():
         if key in _LEFT_OUT:
             continue
         if key == "rope_parameters" and isinstance(value, dict):
-            small[key] = _rope(value, sections)
+            small[key] = _rope(value, sections, size)
         elif key == "per_layer_config" and isinstance(value, dict):
             small[key] = {
-                kinds.index(int(i)): _small(v, sections) for i, v in value.items() if int(i) in kinds
+                kinds.index(int(i)): _small(v, sections, size) for i, v in value.items() if int(i) in kinds
             }
         elif key in _WAVES and isinstance(value, list):
             small[key] = _WAVES[key]
         elif isinstance(value, dict):
-            small[key] = value if key in _KEPT else _small(value, sections)
+            small[key] = value if key in _KEPT else _small(value, sections, size)
         elif (
             re.search(r"(token_id|token_index|_idx)$", key) and isinstance(value, int) and value >= VOCABULARY
         ):
@@ -123,22 +173,22 @@ def _small(values: dict[str, Any], sections: bool) -> dict[str, Any]:
         elif isinstance(value, bool) or not isinstance(value, int | list):
             small[key] = value
         else:
-            small[key] = _by_name(key, value, kinds)
+            small[key] = _by_name(key, value, kinds, size)
     heads, shared = values.get("num_attention_heads"), values.get("num_key_value_heads")
     if shared is not None and (shared == heads or "kv_lora_rank" in values):
         small["num_key_value_heads"] = small["num_attention_heads"]
     return small
 
 
-def _rope(rope: dict[str, Any], sections: bool) -> dict[str, Any]:
+def _rope(rope: dict[str, Any], sections: bool, size: Size) -> dict[str, Any]:
     """Sections of rotary embeddings that sum to half of the small head."""
     if any(isinstance(v, dict) for v in rope.values()):
-        return {k: _rope(v, sections) if isinstance(v, dict) else v for k, v in rope.items()}
+        return {k: _rope(v, sections, size) if isinstance(v, dict) else v for k, v in rope.items()}
     rope = dict(rope)
     if "partial_rotary_factor" in rope:
         rope["partial_rotary_factor"] = 1.0
     if "mrope_section" in rope or sections:
-        rope["mrope_section"] = [2, 1, 1]
+        rope["mrope_section"] = [2 * size.wide, size.wide, size.wide]
     return rope
 
 
@@ -154,8 +204,8 @@ def _layers(values: dict[str, Any]) -> int | None:
     return next((n for n in found if isinstance(n, int)), None)
 
 
-def _kinds(values: dict[str, Any], count: int | None) -> list[int]:
-    """Numbers of the layers that are kept: one of each kind, at least two, at most four."""
+def _kinds(values: dict[str, Any], count: int | None, layers: int) -> list[int]:
+    """Numbers of the layers that are kept: one of each kind, at least `layers`, at most four kinds."""
     per_layer = [v for v in values.values() if isinstance(v, list) and v and len(v) == count]
     if not per_layer or count is None:
         return []
@@ -163,21 +213,25 @@ def _kinds(values: dict[str, Any], count: int | None) -> list[int]:
     for i in range(count):
         seen.setdefault(repr([v[i] for v in per_layer if not isinstance(v[i], float)]), i)
     chosen = sorted(seen.values())[:4]
-    return sorted({*chosen, *range(LAYERS)})[: max(LAYERS, len(chosen))] if len(chosen) < LAYERS else chosen
+    others = (i for i in range(count) if i not in chosen)
+    return sorted([*chosen, *itertools.islice(others, max(0, layers - len(chosen)))])
 
 
-def _by_name(key: str, value: Any, kinds: list[int]) -> Any:
-    for pattern, small in RULES:
-        if RENAMED[pattern].fullmatch(key):
-            if isinstance(value, list):
-                small = 2 if "head" in key else small
-                return [
-                    _least(v, small) if isinstance(v, int) and not isinstance(v, bool) else v for v in value
-                ]
-            if kinds and key in _LAYER_NAMES:
-                return len(kinds)
-            return _least(value, small)
-    return value
+def _rule(key: str) -> int | None:
+    """The number of the first rule that names an option."""
+    return next((small for pattern, small in RULES if RENAMED[pattern].fullmatch(key)), None)
+
+
+def _by_name(key: str, value: Any, kinds: list[int], size: Size) -> Any:
+    if (rule := _rule(key)) is None:
+        return value
+    small = size.of(rule)
+    if isinstance(value, list):
+        small = 2 if "head" in key else small
+        return [_least(v, small) if isinstance(v, int) and not isinstance(v, bool) else v for v in value]
+    if kinds and key in _LAYER_NAMES:
+        return len(kinds)
+    return _least(value, small)
 
 
 def _least(value: int, small: int) -> int:

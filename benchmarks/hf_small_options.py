@@ -9,6 +9,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4, "context_length": 15, "lags_sequence": [1]},
     "informer": {"prediction_length": 4, "context_length": 15, "lags_sequence": [1]},
     "time_series_transformer": {"prediction_length": 4, "context_length": 15, "lags_sequence": [1]},
+    "dac": {"decoder_hidden_size": 256},  # halved four times: its start is fixed, and dies out in 2 channels
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},

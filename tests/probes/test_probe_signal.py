@@ -172,3 +172,26 @@ def test_one_token_has_no_diversity() -> None:
     row = rows.find("stream/diversity", "block")
     assert row is not None
     assert row.how == "not measured: a sequence of one token has no diversity"
+
+
+class Part(Add):
+    """`Add` whose last norm, here −x, reads the first `count` tokens."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, : self.count].neg()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_final_norm_of_a_part_of_the_tokens_leaves_the_diversity_of_all(count: int) -> None:
+    x = torch.tensor([[[1.0, 2.0], [1.0, 2.0], [3.0, -1.0]]], dtype=torch.float64)  # two equal group tokens
+    reading = add_anatomy()
+    stack = dataclasses.replace(reading.stacks[0], hidden=Site("", 0, "aten.neg.default", 0))
+    rows = Measurements(measure_signal(subject_of(Part(count), x), Anatomy((stack,))))
+    kept = rows.find("stream/diversity", "encoder.hidden")
+    assert kept is not None
+    assert kept.value == pytest.approx(diversity(x[0]), rel=1e-12)
+    assert ("reads" in kept.how) == (count < 3)

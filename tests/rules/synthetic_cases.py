@@ -53,6 +53,12 @@ def read_by(reader: Any) -> Anatomy:
     return Anatomy(tuple(replace(stack, read_by=reader) for stack in anatomy(final=False).stacks))
 
 
+def ending(rms: float) -> Case:
+    """A Pre-LN stack without a final norm whose last state has this RMS."""
+    reading = anatomy(final=False)
+    return case(("stream/rms", reading.blocks[-1].site, rms), reading=reading)
+
+
 def partly(reading: Anatomy) -> Anatomy:
     """`reading` with a part that was not read."""
     return Anatomy(tuple(replace(stack, complete=False) for stack in reading.stacks), reading.unread)
@@ -287,6 +293,12 @@ PAIRS: dict[str, list[Pair]] = {
             case(reading=read_by("nothing")),
             case(reading=read_by("norm")),
         ),
+        Pair("2 blocks of our runs", N, ending(1.65), case()),
+        Pair("12 blocks of our runs", W, ending(2.73), case()),
+        Pair("unit size is a note", N, ending(structure.UNIT * UNDER), case()),
+        Pair("larger is a warning", W, ending(structure.UNIT * OVER), case()),
+        Pair("half of it is a note", N, ending(OVER / structure.UNIT), case()),
+        Pair("smaller is a warning", W, ending(UNDER / structure.UNIT), case()),
         Pair(
             "a gate forgets",
             W,

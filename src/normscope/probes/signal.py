@@ -10,7 +10,8 @@ One forward, in eval mode. Over all elements x of a stream H (B, T, d), sums in 
     stream/diversity  ‖H − h̄‖² / ‖H‖², h̄ the mean token of its sequence, mean over the sequences: 1 for
                       tokens with mean zero, 0 after rank collapse (Dong et al. 2021, arXiv 2103.03404)
 
-at every block's exit, at "<stack>.input" and at "<stack>.hidden"; and at every branch
+at every block's exit, at "<stack>.input" and at "<stack>.hidden" (the diversity there is that of the last
+block's exit where the final norm reads a part of the tokens); and at every branch
 
     branch/rms            RMS of the term that is added, after its own norms and scales
     branch/update-ratio   branch/rms over the RMS of the stream it is added to, α included
@@ -62,7 +63,8 @@ def _stack_rows(
         for branch in block.branches:
             yield from _branch_rows(branch, captured)
         yield from _stream_rows(block.site, at(captured, block.exit), axes)
-    yield from _stream_rows(f"{stack.name}.hidden", at(captured, stack.hidden), axes)
+    last = at(captured, stack.blocks[-1].exit)
+    yield from _stream_rows(f"{stack.name}.hidden", at(captured, stack.hidden), axes, whole=last)
 
 
 def _first_attention(stack: Stack) -> Site | None:
@@ -80,7 +82,7 @@ def _num_tokens(stack: Stack, captured: Mapping[Site, Tensor]) -> int | None:
     return num_queries if num_queries == num_keys else None
 
 
-def _stream_rows(site: str, found: Found, axes: _Axes) -> Iterator[Measurement]:
+def _stream_rows(site: str, found: Found, axes: _Axes, whole: Found = "") -> Iterator[Measurement]:
     for quantity, figure in (("mean", mean), ("rms", rms), ("max", largest)):
         yield row(f"stream/{quantity}", site, found, figure)
     if isinstance(found, str):
@@ -89,7 +91,16 @@ def _stream_rows(site: str, found: Found, axes: _Axes) -> Iterator[Measurement]:
         return
     second, fourth = central_moments(found)
     yield ratio_row("stream/kurtosis", site, fourth, second**2)
-    yield _diversity_row(site, found, axes)
+    if not isinstance(whole, str) and (part := _count(found)) < (every := _count(whole)):
+        remark = f"of the last block's state, as the final norm reads {part} of its {every} tokens"
+        yield _diversity_row(site, whole, axes, remark)
+    else:
+        yield _diversity_row(site, found, axes)
+
+
+def _count(stream: Tensor) -> int:
+    """Tokens of a stream, over all sequences."""
+    return stream.numel() // stream.shape[-1] if stream.ndim else 0
 
 
 def _faintest_row(site: str, found: Found) -> Measurement:
@@ -100,14 +111,14 @@ def _faintest_row(site: str, found: Found) -> Measurement:
     return ratio_row(quantity, site, least / found.shape[-1] ** 0.5, rms(found))
 
 
-def _diversity_row(site: str, stream: Tensor, axes: _Axes) -> Measurement:
+def _diversity_row(site: str, stream: Tensor, axes: _Axes, of: str = "") -> Measurement:
     quantity = "stream/diversity"
     if stream.ndim < 2:
         return not_measured(quantity, site, f"a stream of shape {tuple(stream.shape)} has no token axis")
     tokens, remark = sequences(stream, *axes)
     if tokens.shape[1] < 2:
         return not_measured(quantity, site, "a sequence of one token has no diversity")
-    how = f"{EXACT}; {remark}" if remark else EXACT
+    how = "; ".join(filter(None, (EXACT, of, remark)))
     ratios = [share for share in map(diversity, tokens) if share is not None]
     return ratio_row(quantity, site, sum(ratios), len(ratios), how)
 
