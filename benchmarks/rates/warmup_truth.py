@@ -59,10 +59,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="part of the names of ladders")
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"]) for row in records_of(options.file)}
-    for replica, of in itertools.product(range(REPLICAS), CASES):
+    for replica, of in itertools.product(range(options.replicas), CASES):
         if options.only not in of.case.name or (of.case.name, replica) in known:
             continue
         found = runs(of, replica)
