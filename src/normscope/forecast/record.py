@@ -132,12 +132,14 @@ class BestRate:
         low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None where
             only one of the tested rates does not fail.
         reason: what bounds the rate, or why there is none.
+        warmup: steps of warm-up that the rate needs, where the tested rates have none; 0 for none.
     """
 
     rate: float | None
     low: float | None
     high: float | None
     reason: str
+    warmup: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class LadderForecast:
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
         warmup_steps: 0 where no warm-up is needed, None where none helped or none was tried.
         best: the learning rate to use; None for a ladder that was interrupted.
+        ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
     """
 
     rungs: tuple[Forecast, ...]
@@ -157,12 +160,14 @@ class LadderForecast:
     warmup: str
     warmup_steps: int | None
     best: BestRate | None = None
+    ramps: tuple[Forecast, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
         best = None if self.best is None else vars(self.best)
-        return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best}
+        ramps = [ramp.to_dict() for ramp in self.ramps]
+        return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best, "ramps": ramps}
 
 
 class LadderInterrupted(KeyboardInterrupt):

@@ -50,8 +50,8 @@ def rate_to_use(ladder: LadderForecast) -> str:
     if best is None or best.rate is None:
         return ""
     span = "" if best.low is None or best.high is None else f" ({best.low:.2g} … {best.high:.2g})"
-    warmup = ladder.rungs[0].warmup
-    ramp = f"with a warm-up of {warmup} steps" if warmup else "without a warm-up"
+    warmup = best.warmup or ladder.rungs[0].warmup
+    ramp = f"warm-up {warmup} step{'s' if warmup != 1 else ''}" if warmup else "without a warm-up"
     return f"learning rate {best.rate:.2g}{span}, {ramp}: {best.reason}"
 
 
