@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,17 @@ def runs(of: WarmupCase, replica: int) -> list[dict[str, Any]]:
             "steps": len(each),
             "last": rounded(last := last_loss(each) if len(each) == case.steps else math.nan),
             "trains": case.trains(last, baseline),
-            "curve": [rounded(sum(each[i : i + EVERY]) / EVERY) for i in range(0, len(each) - EVERY + 1, EVERY)],
+            "curve": _means(each),
             "seconds": round(seconds, 2),
         }
         for recipe, each in zip(recipes, losses, strict=True)
     ]
+
+
+def _means(losses: Sequence[float]) -> list[float | None]:
+    """Means over `EVERY` steps."""
+    whole = range(0, len(losses) - EVERY + 1, EVERY)
+    return [rounded(sum(losses[i : i + EVERY]) / EVERY) for i in whole]
 
 
 def main() -> None:

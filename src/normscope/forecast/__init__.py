@@ -3,20 +3,22 @@
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
 diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `best_rate` names
-the rate to use; `baseline` and `targets` find the loss to beat. `record` holds the types of the results. The
-evidence is in docs/forecast.md.
+the rate to use, `warmup` the warm-up that it needs, `scaling` the rate of a larger model; `baseline` and
+`targets` find the loss to beat. `record` holds the types of the results. The evidence is in docs/forecast.md.
 """
 
 from normscope.forecast.baseline import best_constant
 from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
+    AtScale,
     BestRate,
     Forecast,
     ForecastInterrupted,
     ForecastStep,
     LadderForecast,
     LadderInterrupted,
+    ScaledRate,
 )
 from normscope.forecast.targets import (
     NoTargetsError,
@@ -26,6 +28,7 @@ from normscope.forecast.targets import (
 )
 
 __all__ = [
+    "AtScale",
     "BestRate",
     "Forecast",
     "ForecastInterrupted",
@@ -33,6 +36,7 @@ __all__ = [
     "LadderForecast",
     "LadderInterrupted",
     "NoTargetsError",
+    "ScaledRate",
     "UnknownEntropyError",
     "best_constant",
     "forecast",

@@ -13,8 +13,10 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
+from normscope.forecast.scaling import at_scale
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import RECENT, Progress, train_copies
+from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.train import Recipe, in_flushed_thread
 
@@ -59,7 +61,8 @@ def forecast_ladder(
         words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
         raise LadderInterrupted(ladder.result(Warmup(words, None))) from stop
     best = with_warmup(best_rate(ladder.rungs), ladder.rungs, warmup)
-    return dataclasses.replace(ladder.result(warmup), best=best)
+    larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
+    return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
 
 
 def rates_around(lr: float) -> list[float]:

@@ -40,9 +40,7 @@ class Warmup:
         return min(helped, key=lambda trial: trial.warmup, default=None)
 
 
-def shortest_warmup(
-    config: Recipe, without: Forecast, attempt: Callable[[Recipe], Forecast]
-) -> Warmup:
+def shortest_warmup(config: Recipe, without: Forecast, attempt: Callable[[Recipe], Forecast]) -> Warmup:
     """Search the warm-up of `config.lr`, which fails without one.
 
     Args:
@@ -81,7 +79,7 @@ def _result(without: Forecast, trials: tuple[Forecast, ...]) -> Warmup:
 
 
 def with_warmup(best: BestRate, rungs: Sequence[Forecast], warmup: Warmup) -> BestRate:
-    """The rate to use: that of `warmup` where it is predicted to end clearly lower than `best`, else `best`."""
+    """The rate to use: that of `warmup` where it is predicted to end clearly lower, else `best`."""
     trial = warmup.rescued
     if trial is None or (end := end_loss(trial)) is None:
         return best

@@ -1,0 +1,89 @@
+"""The learning rate to expect at a larger width or depth.
+
+The best rate of a constant schedule changes with size as a power: at k times the width or depth it is the
+best rate times k^exponent. The exponents and their spread were measured on small decoders of bytes that train
+with AdamW for 300 steps without a warm-up; for anything else, no rate is given. docs/forecast.md has the
+evidence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from normscope.anatomy import Anatomy
+from normscope.forecast.record import AtScale, BestRate, Forecast, ScaledRate
+
+TIMES = (2, 4, 8)
+"""Sizes that are answered, in multiples of the model's own."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """How the best rate changes with size.
+
+    Attributes:
+        exponent: of the multiple of the size.
+        spread: factor by which a best rate was off the power law, in 9 of 10 measured pairs.
+        most: largest multiple that was measured.
+    """
+
+    exponent: float
+    spread: float
+    most: int
+
+
+WIDTH = Law(-0.5, 2.0, 4)
+MUP_WIDTH = Law(0.0, 2.0, 4)
+DEPTH = {"pre": Law(-0.43, 2.0, 8), "deepnorm": Law(-0.43, 2.0, 8), "post": Law(-1.5, 2.0, 2)}
+"""Depth by placement. Peri-LN and res-post have none: their loss hardly depends on the rate near the best."""
+
+
+def at_scale(best: BestRate, rungs: tuple[Forecast, ...], anatomy: Anatomy, own_rates: bool) -> AtScale:
+    """The rates at larger sizes; none, with the reason, where nothing like it was measured.
+
+    Args:
+        best: the rate at the model's own size.
+        rungs: the forecasts that `best` rests on.
+        own_rates: whether the model sets the rates of its parameters by its size (μP).
+    """
+    if reason := _why_not(best, rungs, own_rates):
+        return AtScale((), reason)
+    return AtScale(tuple(_rates(best, _depth_law(anatomy))), "")
+
+
+def _why_not(best: BestRate, rungs: tuple[Forecast, ...], own_rates: bool) -> str:
+    if best.rate is None or best.low is None:
+        return "no learning rate with a range is known at this size"
+    if best.warmup or rungs[0].warmup:
+        return "not measured with a warm-up"
+    if rungs[0].optimizer.lower() not in ("adam", "adamw"):
+        return f"not measured with {rungs[0].optimizer}"
+    if not rungs[0].tokens or rungs[0].hidden:
+        return "only measured on models that predict the next token"
+    return "the model sets its rates by its size (μP)" if own_rates else ""
+
+
+def _depth_law(anatomy: Anatomy) -> Law | None:
+    """The law of the stack's placement; None where it is mixed or was not measured."""
+    if len(anatomy.stacks) != 1:
+        return None
+    kinds = {branch.scheme or branch.placement for branch in anatomy.branches}
+    return DEPTH.get(next(iter(kinds))) if len(kinds) == 1 else None
+
+
+def _rates(best: BestRate, depth: Law | None) -> Iterator[ScaledRate]:
+    laws = [("width", "standard", WIDTH), ("width", "mup", MUP_WIDTH)]
+    laws += [("depth", "standard", depth)] if depth is not None else []
+    for axis, parametrisation, law in laws:
+        for times in TIMES:
+            if times <= law.most:
+                yield ScaledRate(axis, times, parametrisation, *_scaled(best, law, times))
+
+
+def _scaled(best: BestRate, law: Law, times: int) -> tuple[float, float, float]:
+    """Rate and range by a law: the spread, or the range at the model's own size where that is wider."""
+    assert best.rate is not None
+    factor = times**law.exponent
+    low = best.rate if best.low is None else best.low
+    high = best.rate if best.high is None else best.high
+    low, high = min(low, best.rate / law.spread), max(high, best.rate * law.spread)
+    return best.rate * factor, low * factor, high * factor
