@@ -41,8 +41,8 @@ def runs(family: Family, depth: int, width: int, number: int) -> list[dict[str, 
         if lowest not in (rates[0], rates[-1]):
             break
         found |= _trained(case, number, [rates[0] / 2 if lowest == rates[0] else 2 * rates[-1]])
-    about = {"family": family.name, "part": family.part, "parametrisation": family.parametrisation}
-    about |= {"depth": depth, "width": width, "seed": number}
+    about: dict[str, Any] = {"family": family.name, "part": family.part}
+    about |= {"parametrisation": family.parametrisation, "depth": depth, "width": width, "seed": number}
     return [about | found[rate] for rate in sorted(found)]
 
 

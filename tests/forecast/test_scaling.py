@@ -65,6 +65,15 @@ def test_the_depth_law_is_that_of_the_placement(scheme: str) -> None:
     assert of(rates(scheme=scheme), "width")
 
 
+def test_blocks_of_two_placements_have_no_law_of_depth() -> None:
+    pre, post = (
+        read_anatomy(load(f"nn:decoder,scheme={scheme},depth=2,width=16,heads=2,vocab=32"))
+        for scheme in ("pre", "post")
+    )
+    mixed = replace(pre.stacks[0], blocks=pre.blocks + post.blocks)
+    assert of(at_scale(BEST, (rung(),), replace(pre, stacks=(mixed,)), False), "depth") == {}
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
