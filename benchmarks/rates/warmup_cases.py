@@ -44,6 +44,10 @@ def _case(part: str, name: str, model: Model, optimizer: str, wanted: float, see
 
 
 CASES = (
+    _case("seen", "post 4 32", decoder("post", 4, 32), "adamw", 1.2e-2, 9005),
+    _case("held-out", "deepnorm 4 32", decoder("deepnorm", 4, 32), "adamw", 3e-2, 9105),
+    _case("held-out", "post 5 32", decoder("post", 5, 32), "adam", 8e-3, 9106),
+    _case("seen", "deepnorm 5 32", decoder("deepnorm", 5, 32), "adam", 2e-2, 9006),
     _case("seen", "post 6 32", decoder("post", 6, 32), "adamw", 3e-3, 9000),
     _case("held-out", "post 8 48", decoder("post", 8, 48), "adam", 1.5e-3, 9100),
     _case("seen", "post 10 32", decoder("post", 10, 32), "adam", 1e-3, 9001),

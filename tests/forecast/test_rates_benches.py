@@ -129,7 +129,7 @@ def test_a_name_is_right_within_a_factor_of_two(name: int | None, trained: str, 
 
 def test_cases_that_are_held_out_have_other_data_and_names() -> None:
     parts = {part: [of.case for of in CASES if of.case.part == part] for part in ("seen", "held-out")}
-    assert min(map(len, parts.values())) == 5
+    assert min(map(len, parts.values())) == 7
     assert not {case.feed.baseline() for case in parts["seen"]} & {
         case.feed.baseline() for case in parts["held-out"]
     }
