@@ -1,7 +1,7 @@
-"""Models at several widths and depths, in the standard parametrisation and in μP.
+"""Models at several widths, in the standard parametrisation and in μP.
 
-Each model is trained around its best learning rate at every width and depth of `SHAPES`. μP is that of
-`normscope.nn` (`init=mup`, Yang et al. 2022, arXiv:2203.03466) with the smallest width as its base.
+Each model is trained around its best learning rate at every width. μP is that of `normscope.nn` (`init=mup`,
+Yang et al. 2022, arXiv:2203.03466) with the smallest width as its base. Depths are those of docs/maps.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,6 @@ BYTES = 256
 BASE_WIDTH, BASE_DEPTH = 16, 3
 WIDTHS = (16, 64, 32, 128)
 """Widths at `BASE_DEPTH`, in the order in which they are trained."""
-DEEP = (12,)
-"""Depths at width 32, for the held-out models; docs/maps.md has those of the others."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,6 @@ class Family:
         """Depth and width of each model."""
         for width in WIDTHS:
             yield BASE_DEPTH, width
-        if self.part == "held-out" and self.parametrisation == "standard":
-            for depth in DEEP:
-                yield depth, 32
 
     def case(self, depth: int, width: int) -> Case:
         """The model of a shape as a ladder."""
@@ -57,8 +52,7 @@ class Family:
 
     def first_rate(self, depth: int, width: int) -> float:
         """The middle of the first three learning rates, on a grid of factors of two."""
-        octaves = (depth > BASE_DEPTH) + (width > 32 and self.parametrisation == "standard")
-        return self.guess / 2.0**octaves
+        return self.guess / (2 if width > 32 and self.parametrisation == "standard" else 1)
 
 
 def _ours(scheme: str, init: str | None = None) -> Callable[[int, int], nn.Module]:

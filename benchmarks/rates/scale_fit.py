@@ -1,11 +1,11 @@
 """Fit how the best learning rate changes with width and depth, and test it on what was not fitted.
 
-    python -m benchmarks.rates.scale_fit TRUTH [--maps docs/maps.md]
+    python -m benchmarks.rates.scale_fit TRUTH [--maps PAGE] [--divergence TRUTH]
 
 The best rate of a model at a seed is the vertex of the parabola through its three lowest losses, in the
 logarithm of the rate. An exponent is a slope of least squares with a constant for each family and seed. The
 spread holds 9 of 10 ratios of the best rates of two sizes. The depths of the five placements
-are those of the table in docs/maps.md.
+are those of the table in docs/maps.md; the grid of divergence (`benchmarks.predictors`) tests them.
 """
 
 import argparse
@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import records_of
+from benchmarks.process import ROOT, records_of
 from normscope.forecast.best_rate import lowest
 from normscope.forecast.scaling import DEPTH, MUP_WIDTH, WIDTH, Law
 
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31}
 MAP_RATES = tuple(1e-4 * 300 ** (i / 6) for i in range(7))
+DIVERGED = ("pre,init=gpt2", "pre,norm=rmsnorm,init=gpt2", "deepnorm")
+"""Models of the grid of divergence whose depth has a law."""
 OWN_CELLS = 5
 """Cells of a map's row that a seed needs; the two smallest rates, where runs are slow, may be seed 0's."""
 _ROW = re.compile(r"^\| ([a-z-]+) \| (\d+) \|((?:[^|\n]+\|){7})[^|\n]+\|$", re.MULTILINE)
@@ -118,6 +120,17 @@ def of_map(page: str, schemes: Sequence[str]) -> Best:
     return found
 
 
+def of_divergence(rows: Sequence[dict[str, Any]]) -> Best:
+    """The best rates of `DIVERGED` by depth, on text, in benchmarks/predictors/divergence_truth.jsonl."""
+    groups: dict[tuple[str, int, int], list[tuple[float, float | None]]] = defaultdict(list)
+    for row in rows:
+        family, depth, text = row["case"].removeprefix("divergence: ").rsplit(" ", 2)
+        if text == "text" and family in DIVERGED:
+            groups[family, row["replica"], int(depth)].append((row["lr"], row["last"]))
+    found = {key: best_of(group) for key, group in groups.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def line(name: str, best: Best, law: Law | None) -> str:
     """The figures of one exponent, and how often the package's law is right within a factor of two."""
     if not (found := pairs(best)):
@@ -136,7 +149,9 @@ def line(name: str, best: Best, law: Law | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("truth", type=Path)
-    parser.add_argument("--maps", type=Path, default=Path(__file__).parents[2] / "docs" / "maps.md")
+    parser.add_argument("--maps", type=Path, default=ROOT / "docs" / "maps.md")
+    kept = ROOT / "benchmarks" / "predictors" / "divergence_truth.jsonl"
+    parser.add_argument("--divergence", type=Path, default=kept)
     options = parser.parse_args()
     rows, page = records_of(options.truth), options.maps.read_text()
     for part in ("seen", "held-out"):
@@ -144,10 +159,11 @@ def main() -> None:
         print(line(f"width, μP, {part}", of_runs(rows, "width", "mup", part), MUP_WIDTH))
     for scheme in ("pre", "deepnorm", "post", "peri", "res-post"):
         print(line(f"depth, {scheme}", of_map(page, [scheme]), DEPTH.get(scheme)))
-    held = of_runs(rows, "depth", "standard", "held-out")
-    print(line("depth, held-out", held, DEPTH["pre"]))
-    for (family, seed, width), best in sorted(of_runs(rows, "width", "standard", "seen").items()):
-        print(f"  {family} {width} seed {seed}: {2**best:.2g}")
+    diverged = of_divergence(records_of(options.divergence))
+    print(line("depth, held-out", diverged, DEPTH["pre"]))
+    for part, parametrisation in itertools.product(("seen", "held-out"), ("standard", "mup")):
+        for (family, seed, width), best in sorted(of_runs(rows, "width", parametrisation, part).items()):
+            print(f"  {family} {width} seed {seed}: {2**best:.2g}")
 
 
 if __name__ == "__main__":

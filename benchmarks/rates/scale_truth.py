@@ -1,4 +1,4 @@
-"""Train models of several widths and depths around their best learning rate, and keep the results.
+"""Train models of several widths around their best learning rate, and keep the results.
 
     python -m benchmarks.rates.scale_truth FILE [--only WORD] [--seeds NUMBER] [--widest WIDTH]
 

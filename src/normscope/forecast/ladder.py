@@ -60,7 +60,7 @@ def forecast_ladder(
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
         words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
         raise LadderInterrupted(ladder.result(Warmup(words, None))) from stop
-    best = with_warmup(best_rate(ladder.rungs), ladder.rungs, warmup)
+    best = with_warmup(best_rate(ladder.rungs), warmup)
     larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
     return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
 

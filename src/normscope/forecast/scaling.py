@@ -31,9 +31,11 @@ class Law:
     most: int
 
 
-WIDTH = Law(-0.5, 2.0, 4)
+WIDTH = Law(-0.8, 2.0, 4)
+"""In the standard parametrisation: the same rate for all weights, initial weights as the model draws them."""
 MUP_WIDTH = Law(0.0, 2.0, 4)
-DEPTH = {"pre": Law(-0.43, 2.0, 8), "deepnorm": Law(-0.43, 2.0, 8), "post": Law(-1.5, 2.0, 2)}
+"""Yang et al. 2022 (arXiv:2203.03466): under μP the rate that was tuned at the base width stays."""
+DEPTH = {"pre": Law(-0.4, 2.0, 8), "deepnorm": Law(-0.4, 2.0, 8), "post": Law(-1.5, 2.0, 2)}
 """Depth by placement. Peri-LN and res-post have none: their loss hardly depends on the rate near the best."""
 
 

@@ -6,10 +6,9 @@ ones until one helps. A trial whose tokens have become alike stops early. docs/f
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from normscope.forecast.best_rate import ALIKE, end_loss
 from normscope.forecast.record import BestRate, Forecast
 from normscope.train import Recipe
 
@@ -78,17 +77,13 @@ def _result(without: Forecast, trials: tuple[Forecast, ...]) -> Warmup:
     return Warmup(words, None, trials)
 
 
-def with_warmup(best: BestRate, rungs: Sequence[Forecast], warmup: Warmup) -> BestRate:
-    """The rate to use: that of `warmup` where it is predicted to end clearly lower, else `best`."""
+def with_warmup(best: BestRate, warmup: Warmup) -> BestRate:
+    """The rate to use: `best`, or the rate that `warmup` rescues where none trains without one.
+
+    A rescued rate is not preferred to a smaller one that trains without a warm-up: it was no better in any
+    measured case.
+    """
     trial = warmup.rescued
-    if trial is None or (end := end_loss(trial)) is None:
+    if trial is None or best.rate is not None:
         return best
-    healthy = [rung for rung in rungs if rung.trains or rung.outcome in ("slow", "undecided")]
-    ends = [each for rung in healthy if (each := end_loss(rung)) is not None]
-    first = trial.curve[0].loss
-    if best.rate is not None and ends and end >= min(ends) - ALIKE * (first - min(ends)):
-        return best
-    reason = "without a warm-up it fails, and smaller rates are predicted to end with a higher loss"
-    if best.rate is None:
-        reason = "no tested rate trains without a warm-up"
-    return BestRate(trial.lr, None, None, reason, trial.warmup)
+    return BestRate(trial.lr, None, None, "no tested rate trains without a warm-up", trial.warmup)
