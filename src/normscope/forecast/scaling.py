@@ -18,7 +18,7 @@ TIMES = (2, 4, 8)
 
 @dataclass(frozen=True)
 class Law:
-    """How the best rate changes with size.
+    """Change of the best rate with size.
 
     Attributes:
         exponent: of the multiple of the size.
