@@ -155,8 +155,8 @@ def main() -> None:
     options = parser.parse_args()
     rows, page = records_of(options.truth), options.maps.read_text()
     for part in ("seen", "held-out"):
-        print(line(f"width, standard, {part}", of_runs(rows, "width", "standard", part), WIDTH))
-        print(line(f"width, μP, {part}", of_runs(rows, "width", "mup", part), MUP_WIDTH))
+        print(line(f"width, standard, {part}", of_runs(rows, "width", "standard", part), WIDTH["pre"]))
+        print(line(f"width, μP, {part}", of_runs(rows, "width", "mup", part), MUP_WIDTH["pre"]))
     for scheme in ("pre", "deepnorm", "post", "peri", "res-post"):
         print(line(f"depth, {scheme}", of_map(page, [scheme]), DEPTH.get(scheme)))
     diverged = of_divergence(records_of(options.divergence))

@@ -6,7 +6,7 @@ with AdamW for 300 steps without a warm-up; for anything else, no rate is given.
 evidence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from normscope.anatomy import Anatomy
@@ -22,7 +22,7 @@ class Law:
 
     Attributes:
         exponent: of the multiple of the size.
-        spread: factor by which a best rate was off the power law, in 9 of 10 measured pairs.
+        spread: factor to both sides of the rate that its range has at least.
         most: largest multiple that was measured.
     """
 
@@ -31,12 +31,16 @@ class Law:
     most: int
 
 
-WIDTH = Law(-0.8, 2.0, 4)
+Laws = Mapping[str, Law]
+"""Placement, or scheme where the anatomy names one → its law."""
+
+WIDTH: Laws = {"pre": Law(-0.8, 3.0, 4)}
 """In the standard parametrisation: the same rate for all weights, initial weights as the model draws them."""
-MUP_WIDTH = Law(0.0, 2.0, 4)
+MUP_WIDTH: Laws = {"pre": Law(0.0, 2.0, 4)}
 """Yang et al. 2022 (arXiv:2203.03466): under μP the rate that was tuned at the base width stays."""
-DEPTH = {"pre": Law(-0.4, 2.0, 8), "deepnorm": Law(-0.4, 2.0, 8), "post": Law(-1.5, 2.0, 2)}
-"""Depth by placement. Peri-LN and res-post have none: their loss hardly depends on the rate near the best."""
+DEPTH: Laws = {"pre": Law(-0.4, 2.0, 8), "deepnorm": Law(-0.4, 2.0, 8), "post": Law(-1.5, 2.0, 2)}
+"""Peri-LN and res-post have no law: their loss hardly depends on the rate near the best."""
+LAWS = (("width", "standard", WIDTH), ("width", "mup", MUP_WIDTH), ("depth", "standard", DEPTH))
 
 
 def at_scale(best: BestRate, rungs: tuple[Forecast, ...], anatomy: Anatomy, own_rates: bool) -> AtScale:
@@ -49,7 +53,10 @@ def at_scale(best: BestRate, rungs: tuple[Forecast, ...], anatomy: Anatomy, own_
     """
     if reason := _why_not(best, rungs, own_rates):
         return AtScale((), reason)
-    return AtScale(tuple(_rates(best, _depth_law(anatomy))), "")
+    kinds = {branch.scheme or branch.placement for branch in anatomy.branches}
+    if len(anatomy.stacks) != 1 or len(kinds) != 1 or (kind := kinds.pop()) not in DEPTH:
+        return AtScale((), "not measured for this placement of the norms")
+    return AtScale(tuple(_rates(best, kind)), "")
 
 
 def _why_not(best: BestRate, rungs: tuple[Forecast, ...], own_rates: bool) -> str:
@@ -64,20 +71,11 @@ def _why_not(best: BestRate, rungs: tuple[Forecast, ...], own_rates: bool) -> st
     return "the model sets its rates by its size (μP)" if own_rates else ""
 
 
-def _depth_law(anatomy: Anatomy) -> Law | None:
-    """The law of the stack's placement; None where it is mixed or was not measured."""
-    if len(anatomy.stacks) != 1:
-        return None
-    kinds = {branch.scheme or branch.placement for branch in anatomy.branches}
-    return DEPTH.get(next(iter(kinds))) if len(kinds) == 1 else None
-
-
-def _rates(best: BestRate, depth: Law | None) -> Iterator[ScaledRate]:
-    laws = [("width", "standard", WIDTH), ("width", "mup", MUP_WIDTH)]
-    laws += [("depth", "standard", depth)] if depth is not None else []
-    for axis, parametrisation, law in laws:
+def _rates(best: BestRate, kind: str) -> Iterator[ScaledRate]:
+    for axis, parametrisation, laws in LAWS:
+        law = laws.get(kind)
         for times in TIMES:
-            if times <= law.most:
+            if law is not None and times <= law.most:
                 yield ScaledRate(axis, times, parametrisation, *_scaled(best, law, times))
 
 
