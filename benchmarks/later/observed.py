@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.predictors.sharpness import largest_eigenvalue
 from benchmarks.regimes.data import next_token
 from normscope.anatomy.measuring import measuring
 from normscope.nn import Decoder
+from normscope.probes.sharpness import largest_eigenvalue
 from normscope.probes.signal import diversity
 
 PRODUCTS = 8

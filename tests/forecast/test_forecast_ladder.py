@@ -141,24 +141,30 @@ def _said(outcomes: dict[float, str], rescued_by: int | None = None, warmups: li
 
 
 @pytest.mark.parametrize(
-    ("rescued_by", "words", "steps"),
+    ("rescued_by", "tried"),
     [
-        (10, f"{STEPS // 2} steps", STEPS // 2),
-        (STEPS, f"{STEPS} steps", STEPS),
-        (None, "does not help", None),
+        (1, [36, 18, 9]),
+        (10, [36, 18, 9]),
+        (36, [36, 18]),
+        (37, [36, 72]),
+        (100, [36, 72, 144]),
+        (None, [36, 72, 144]),
     ],
 )
 def test_a_wanted_rate_that_fails_is_tried_with_ramps(
-    monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, words: str, steps: int | None
+    monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, tried: list[int]
 ) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by, tried))
+    seen: list[int] = []
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by, seen))
     ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
-    shorter = [] if rescued_by is None else [STEPS // 2]
-    assert tried == [0, STEPS, *shorter], "the shorter warm-up only if the longer one helps"
-    assert ladder.warmup.startswith(words)
-    assert ladder.warmup_steps == steps
+    assert seen == [0, *tried], "shorter ones while they help, longer ones until one does"
+    shortest = min((each for each in tried if rescued_by is not None and each >= rescued_by), default=None)
+    assert ladder.warmup.startswith("does not help" if shortest is None else f"{shortest} steps")
+    assert ladder.warmup_steps == shortest
+    assert [ramp.warmup for ramp in ladder.ramps] == tried
+    assert [ramp.steps for ramp in ladder.ramps] == [max(STEPS, each + STEPS // 2) for each in tried]
     assert ladder.to_dict()["rungs"][0]["outcome"] == "collapses"
+    assert len(ladder.to_dict()["ramps"]) == len(tried)
 
 
 def test_a_slow_rate_wants_no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:

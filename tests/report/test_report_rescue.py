@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from handmade_reports import report
 
-from normscope.forecast import BestRate, Forecast, ForecastStep, LadderForecast
+from normscope.forecast import AtScale, BestRate, Forecast, ForecastStep, LadderForecast, ScaledRate
 from normscope.report import text_report
-from normscope.report.rescue import ladder_words, rate_to_use, way_out
+from normscope.report.rescue import ladder_words, rate_to_use, rates_at_scale, way_out
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 from normscope.schemas import schema
 
@@ -92,7 +92,38 @@ def test_every_form_leads_with_the_rate_to_use() -> None:
     assert f"Use {said}" in page
     assert json.loads(FULL.to_json())["ladder"]["best"]["rate"] == 1.234e-3
     ramped = replace(LADDER, rungs=tuple(replace(one, warmup=7) for one in LADDER.rungs))
-    assert "with a warm-up of 7 steps" in rate_to_use(ramped)
+    assert "0.002), warm-up 7 steps: the lowest" in rate_to_use(ramped)
+    needed = replace(LADDER, best=BestRate(4e-3, None, None, "smaller ones end higher", 1))
+    assert rate_to_use(needed) == "learning rate 0.004, warm-up 1 step: smaller ones end higher"
+
+
+def test_every_form_says_what_to_expect_of_a_larger_model_under_the_rate() -> None:
+    larger = (
+        ScaledRate("width", 2, "standard", 7e-4, 3e-4, 1.2e-3),
+        ScaledRate("width", 4, "standard", 5e-4, 2e-4, 1e-3),
+        ScaledRate("width", 2, "mup", 1.1e-3, 6e-4, 2e-3),
+        ScaledRate("depth", 2, "standard", 9e-4, 4e-4, 1.6e-3),
+    )
+    ladder = replace(LADDER, at_scale=AtScale(larger, ""))
+    wide = "at 2× the width about 0.0007 (0.0003 … 0.0012), under μP 0.0011 (0.0006 … 0.002)"
+    deep = "at 2× the depth about 0.0009 (0.0004 … 0.0016)"
+    one = replace(FULL, ladder=ladder)
+    assert rates_at_scale(ladder) == f"{wide}; {deep}"
+    words = " ".join(text_report(one, width=110).split())
+    assert words.index("use learning") < words.index(f"larger {wide}; {deep}") < words.index("model ")
+    assert f"300 steps. A larger model: {wide}; {deep}." in one.to_markdown()
+    assert f"A larger model {wide}; {deep}" in re.sub(r"<[^>]+>", "", one.to_html()).replace("\u00a0", " ")
+    data = json.loads(one.to_json())
+    jsonschema.validate(data, schema("report"))
+    assert [each["times"] for each in data["ladder"]["at_scale"]["rates"]] == [2, 4, 2, 2]
+    for none in (
+        replace(ladder, best=BestRate(None, None, None, "none of them trains")),
+        replace(ladder, at_scale=AtScale((), "not measured with sgd")),
+        LADDER,
+    ):
+        assert rates_at_scale(none) == ""
+        assert "larger" not in text_report(replace(FULL, ladder=none))
+        jsonschema.validate(json.loads(replace(FULL, ladder=none).to_json()), schema("report"))
 
 
 def test_no_form_names_a_rate_where_there_is_none() -> None:

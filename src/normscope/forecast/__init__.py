@@ -2,9 +2,10 @@
 
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, `divergence` how
-likely the run is to diverge, and `best_rate` names the rate to use; `baseline` and `targets` find the loss to
-beat. `record` holds the types of the results. The evidence is in docs/forecast.md.
+diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `divergence` how
+likely the run is to diverge. `stopping` ends trials that are decided. `best_rate` names the rate to use,
+`warmup` the warm-up that it needs, `scaling` the rate of a larger model; `baseline` and `targets` find the
+loss to beat. `record` holds the types of the results. The evidence is in docs/forecast.md.
 """
 
 from normscope.forecast.baseline import best_constant
@@ -12,12 +13,14 @@ from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
+    AtScale,
     BestRate,
     Forecast,
     ForecastInterrupted,
     ForecastStep,
     LadderForecast,
     LadderInterrupted,
+    ScaledRate,
 )
 from normscope.forecast.targets import (
     NoTargetsError,
@@ -27,6 +30,7 @@ from normscope.forecast.targets import (
 )
 
 __all__ = [
+    "AtScale",
     "BestRate",
     "Forecast",
     "ForecastInterrupted",
@@ -34,6 +38,7 @@ __all__ = [
     "LadderForecast",
     "LadderInterrupted",
     "NoTargetsError",
+    "ScaledRate",
     "UnknownEntropyError",
     "best_constant",
     "divergence_risk",

@@ -14,15 +14,17 @@ from normscope.forecast.divergence import at_least_that_of_smaller_rates
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
+from normscope.forecast.scaling import at_scale
 from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
+from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import RECENT, Progress, train_copies
+from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import hides_targets
 from normscope.train import Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
-RAMPS = (1.0, 0.5)  # warm-ups tried where the wanted learning rate fails, in lengths of the trial
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""
@@ -64,12 +66,14 @@ def forecast_ladder(
         ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
         ladder.rungs = at_least_that_of_smaller_rates(ladder.rungs)
-        words, steps = ladder.warmup(longer)
+        warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
         words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
-        raise LadderInterrupted(ladder.result(words, None)) from stop
-    return dataclasses.replace(ladder.result(words, steps), best=best_rate(ladder.rungs))
+        raise LadderInterrupted(ladder.result(Warmup(words, None))) from stop
+    best = with_warmup(best_rate(ladder.rungs), warmup)
+    larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
+    return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
 
 
 def rates_around(lr: float) -> list[float]:
@@ -105,9 +109,9 @@ class _Ladder:
     total: int = 0
     rungs: list[Forecast] = field(default_factory=list)
 
-    def result(self, warmup: str, steps: int | None) -> LadderForecast:
+    def result(self, warmup: Warmup) -> LadderForecast:
         largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
-        return LadderForecast(tuple(self.rungs), largest, warmup, steps)
+        return LadderForecast(tuple(self.rungs), largest, warmup.words, warmup.steps, ramps=warmup.trials)
 
     def try_all(self, configs: Sequence[Recipe]) -> None:
         """Add a forecast of each of `configs`, which share their steps."""
@@ -191,30 +195,22 @@ class _Ladder:
                 self.rungs.append(as_forecast(decision, self.subject, self.anatomy, config, curve))
         return decisions is not None
 
-    def warmup(self, config: Recipe) -> tuple[str, int | None]:
-        """Result on whether `config.lr` needs a warm-up, as a sentence and in steps."""
+    def warmup(self, config: Recipe) -> Warmup:
+        """Whether `config.lr` needs a warm-up, and of how many steps."""
         known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
         bare = config.with_warmup(0)
         without = known[0] if known else forecast(self.subject, self.anatomy, bare)
         if without.trains:
-            return "not needed", 0
+            return Warmup("not needed", 0)
         if not without.failed:
-            return f"not tried: the trial at {config.lr:g} is {without.outcome}", None
-        tried = self.ramped(config)
-        if not tried[0].trains:
-            return f"does not help: the run fails with a warm-up over {tried[0].warmup} steps too", None
-        shortest = min(rung.warmup for rung in tried if rung.trains)
-        return f"{shortest} steps: without one, {without.reason}", shortest
+            return Warmup(f"not tried: the trial at {config.lr:g} is {without.outcome}", None)
+        return shortest_warmup(bare, without, self.alone)
 
-    def ramped(self, config: Recipe) -> list[Forecast]:
-        """Trials with a warm-up: the longest, and the shorter one only if it helps."""
-        longest, shorter = (max(1, round(ramp * config.steps)) for ramp in RAMPS)
-        longer = dataclasses.replace(config, steps=longest + config.steps // 2)
+    def alone(self, config: Recipe) -> Forecast:
+        """The forecast of one config, beside the rungs."""
         tries = _Ladder(self.subject, self.anatomy, self.progress)
-        tries.try_all([longer.with_warmup(longest)])
-        if tries.rungs[0].trains:
-            tries.try_all([longer.with_warmup(shorter)])
-        return tries.rungs
+        tries.try_all([config])
+        return tries.rungs[0]
 
 
 def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:

@@ -146,12 +146,45 @@ class BestRate:
         low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None where
             only one of the tested rates does not fail.
         reason: what bounds the rate, or why there is none.
+        warmup: steps of warm-up that the rate needs, where the tested rates have none; 0 for none.
     """
 
     rate: float | None
     low: float | None
     high: float | None
     reason: str
+    warmup: int = 0
+
+
+@dataclass(frozen=True)
+class ScaledRate:
+    """The learning rate to expect at another size.
+
+    Attributes:
+        axis: "width" or "depth", the size that changes.
+        times: multiple of the model's own width or depth.
+        parametrisation: "standard", or "mup" for a model that is scaled by μP from its present size.
+        rate, low, high: the rate and its range.
+    """
+
+    axis: str
+    times: int
+    parametrisation: str
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AtScale:
+    """The learning rates to expect at other sizes, and why there are none where there are none."""
+
+    rates: tuple[ScaledRate, ...]
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data, for the report's JSON."""
+        return {"rates": [vars(each) for each in self.rates], "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -164,6 +197,8 @@ class LadderForecast:
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
         warmup_steps: 0 where no warm-up is needed, None where none helped or none was tried.
         best: the learning rate to use; None for a ladder that was interrupted.
+        ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
+        at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.
     """
 
     rungs: tuple[Forecast, ...]
@@ -171,12 +206,18 @@ class LadderForecast:
     warmup: str
     warmup_steps: int | None
     best: BestRate | None = None
+    ramps: tuple[Forecast, ...] = ()
+    at_scale: AtScale | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
         best = None if self.best is None else vars(self.best)
-        return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best}
+        more = {
+            "ramps": [ramp.to_dict() for ramp in self.ramps],
+            "at_scale": None if self.at_scale is None else self.at_scale.to_dict(),
+        }
+        return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best, **more}
 
 
 class LadderInterrupted(KeyboardInterrupt):

@@ -28,6 +28,7 @@ from normscope.report.rescue import (
     last_figures,
     outcome_class,
     rate_to_use,
+    rates_at_scale,
     way_out,
 )
 from normscope.report.sites import compress, number_runs
@@ -89,6 +90,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         forecasts=charts,
         ladder_charts=ladder_charts(ladder) if ladder else [],
         rate_to_use=rate_to_use(ladder) if ladder else "",
+        rates_at_scale=rates_at_scale(ladder) if ladder else "",
         ladder_words=sentence(ladder_words(ladder)) if ladder else "",
         way_out=way_out(remedies.best) if remedies and remedies.best else "",
         known_remedies=REMEDIES,

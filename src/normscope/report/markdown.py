@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from normscope.anatomy import Stack
 from normscope.report.report import Report
-from normscope.report.rescue import ladder_words, rate_to_use, remedies_words
+from normscope.report.rescue import ladder_words, rate_to_use, rates_at_scale, remedies_words
 from normscope.report.sites import compress
 from normscope.report.words import (
     budget_in_words,
@@ -71,7 +71,8 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
     yield from _findings(report)
     yield ""
     if report.ladder is not None and (rate := rate_to_use(report.ladder)):
-        yield f"Use {text(rate)}."
+        larger = rates_at_scale(report.ladder)
+        yield f"Use {text(rate)}." + (f" A larger model: {text(larger)}." if larger else "")
         yield ""
     yield "| the run | |"
     yield "|---|---|"

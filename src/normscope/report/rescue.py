@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from normscope.forecast import Forecast, LadderForecast
+from normscope.forecast import Forecast, LadderForecast, ScaledRate
 from normscope.report.console import NOTHING, figure_table
 from normscope.report.words import risk_in_words
 from normscope.rules import figure
@@ -61,9 +61,27 @@ def rate_to_use(ladder: LadderForecast) -> str:
     if best is None or best.rate is None:
         return ""
     span = "" if best.low is None or best.high is None else f" ({best.low:.2g} … {best.high:.2g})"
-    warmup = ladder.rungs[0].warmup
-    ramp = f"with a warm-up of {warmup} steps" if warmup else "without a warm-up"
+    warmup = best.warmup or ladder.rungs[0].warmup
+    ramp = f"warm-up {warmup} step{'s' if warmup != 1 else ''}" if warmup else "without a warm-up"
     return f"learning rate {best.rate:.2g}{span}, {ramp}: {best.reason}"
+
+
+def rates_at_scale(ladder: LadderForecast) -> str:
+    """The learning rates to expect at twice the width and depth; "" where none can be named."""
+    if not rate_to_use(ladder) or ladder.at_scale is None:
+        return ""
+    twice = {(each.axis, each.parametrisation): each for each in ladder.at_scale.rates if each.times == 2}
+    parts = []
+    for axis in ("width", "depth"):
+        if usual := twice.get((axis, "standard")):
+            mup = twice.get((axis, "mup"))
+            under = f", under μP {_ranged(mup)}" if mup is not None else ""
+            parts.append(f"at 2× the {axis} about {_ranged(usual)}{under}")
+    return "; ".join(parts)
+
+
+def _ranged(each: ScaledRate) -> str:
+    return f"{each.rate:.2g} ({each.low:.2g} … {each.high:.2g})"
 
 
 def remedies_table(rescue: Rescue) -> Table:

@@ -25,7 +25,14 @@ from normscope.report.console import (
     show,
 )
 from normscope.report.report import Report
-from normscope.report.rescue import ladder_table, ladder_words, rate_to_use, remedies_table, remedies_words
+from normscope.report.rescue import (
+    ladder_table,
+    ladder_words,
+    rate_to_use,
+    rates_at_scale,
+    remedies_table,
+    remedies_words,
+)
 from normscope.report.sites import compress, shorten
 from normscope.report.words import (
     budget_in_words,
@@ -75,6 +82,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     if report.ladder is not None and (rate := rate_to_use(report.ladder)):
         yield labelled("use", rate)
+        if larger := rates_at_scale(report.ladder):
+            yield labelled("larger", larger)
     yield labelled("model", "; ".join(map(stack_in_words, report.anatomy.stacks)) or "no blocks were read")
     yield labelled("input", report.input)
     if report.recipe is not None:
