@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.process import Row, row, wilson
 from benchmarks.remedies_cells import Cell, held_out, read, seen, settings_of
+from benchmarks.remedies_regimes_kept import rows_of_regimes
 from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
 
@@ -78,7 +79,8 @@ def ranked_now(cell: Cell) -> Rescue:
 def bench_remedies() -> list[Row]:
     """Rows with figures and targets."""
     known, cells = kept(), held_out()
-    return [_first(known, cells), *_each(known, [*cells, *seen()]), _again(known, cells)]
+    each = _each(known, [*cells, *seen()])
+    return [_first(known, cells), *rows_of_regimes(), *each, _again(known, cells)]
 
 
 def _first(known: Kept, cells: Sequence[Cell]) -> Row:

@@ -3,15 +3,15 @@
 They are runs of the ladders in `benchmarks/regimes/cases.py` whose outcome is kept in `regimes/truth.jsonl`.
 The rule that chose them:
 
-1. Tokens (vocabularies up to 4096; a larger one costs too much), pairs, images and series; the ladders that are
-   seen or held out there are so here.
-2. For each ladder, the smallest learning rate above the largest one that trains in all three replicas, at which
-   all three fail; and the rate two steps of `RATES` above it, or the largest of `RATES` if that is nearer. A user
-   has such a run after a guess that is a little too large, or far too large.
+1. Tokens (vocabularies up to 4096; a larger one costs too much), pairs, images and series. The ladders that
+   are seen or held out there are so here.
+2. For each ladder, the smallest learning rate above the largest one that trains in all three replicas, at
+   which all three fail; and the rate two steps of `RATES` above it, or the largest of `RATES` if that is
+   nearer. A user has such a run after a guess that is a little too large, or far too large.
 3. A ladder that trains in all replicas at no rate of `RATES` gives 1e-3 and 5e-3, the rates that people try
    first. Some of them can only be rescued by a change of the model.
-4. Runs whose rate is too small are left out. They do not fail: the forecast calls them slow, and tries no remedy,
-   because `check --forecast` names the larger rate to use.
+4. Runs whose rate is too small are left out. They do not fail: the forecast calls them slow, and tries no
+   remedy, because `check --forecast` names the larger rate to use.
 """
 
 from collections import defaultdict
