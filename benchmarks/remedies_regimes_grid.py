@@ -134,6 +134,17 @@ def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
     print(run.words, names, row["last"], row["trains"], row["seconds"], flush=True)
 
 
+def _in_turn(runs: Sequence[FailingRun]) -> list[FailingRun]:
+    """The first run of each ladder, then the second, in turn of the regimes: a stop leaves few unseen."""
+
+    def turn(run: FailingRun) -> tuple[bool, int]:
+        ladders = [other.ladder for other in runs]
+        regime = [other for other in dict.fromkeys(ladders) if other.partition(": ")[0] == run.regime]
+        return runs.index(run) > ladders.index(run.ladder), regime.index(run.ladder)
+
+    return sorted(runs, key=turn)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=("rank", "train"))
@@ -142,7 +153,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the runs' names")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [run for run in PARTS[options.part] if options.only in run.words]
+    runs = _in_turn([run for run in PARTS[options.part] if options.only in run.words])
     if options.command == "rank":
         rank(runs)
     else:

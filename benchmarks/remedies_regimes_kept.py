@@ -93,8 +93,8 @@ def _row(lines: Known, regime: str, part: str, runs: Sequence[FailingRun]) -> Ro
     low, high = wilson(len(hits), len(judged))
     missed = "; ".join(run.words for run in judged if run not in hits)
     how = (
-        f"kept truth, {len(runs)} runs, {len(judged)} ranked; of the {len(foreseen)} whose failure is forecast, "
-        f"{sum(run in hits for run in foreseen)} are rescued; some remedy rescues {len(able)}"
+        f"kept truth, {len(runs)} runs, {len(judged)} ranked; {len(foreseen)} are forecast to fail, and "
+        f"{sum(run in hits for run in foreseen)} of these are rescued; some remedy rescues {len(able)}"
     )
     return row(
         f"{regime}, {part}: failing runs that the first-ranked remedy rescues",
