@@ -35,7 +35,7 @@ HEALTHY = {
     "undecided": "undecided",
     "not measured": "no forecast (because)",
 }
-FAILS = said("collapses", -2.0)
+FAILS = said("collapses", -4.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def by_setting(config: Recipe) -> Forecast:
         return said("trains", 5.0)
     if config.lr < CONFIG.lr:
         return said("trains", 0.2)
-    return said("slow", 1.0) if config.eps else said("collapses", -1.0)
+    return said("slow", 1.0) if config.eps else said("collapses", -4.0)
 
 
 def test_the_surest_comes_first_then_slow_then_failing_then_what_does_not_apply(stand_in) -> None:
@@ -216,6 +216,23 @@ def test_what_is_slow_is_tried_longer_where_nothing_rescues(stand_in) -> None:
     rescue = tried("lower-rate", "clip")
     assert rescue.best is not None
     assert (rescue.best.name, rescue.best.longer) == ("lower-rate", True)
+
+
+@pytest.mark.parametrize(("certainty", "longer"), [(0.3, True), (0.05, False)])
+def test_a_failure_that_is_not_sure_is_tried_longer_where_nothing_rescues(
+    stand_in, certainty: float, longer: bool
+) -> None:
+    def say(config: Recipe) -> Forecast:
+        if config.lr == CONFIG.lr:
+            return FAILS
+        if config.steps > CONFIG.steps:
+            return said("trains", 1.0)
+        return said("plateau", -0.5, certainty)
+
+    stand_in(say)
+    rescue = tried("lower-rate", "clip")
+    assert (rescue.best is not None) == longer
+    assert [attempt.longer for attempt in rescue.attempts] == [longer, False]
 
 
 def test_what_is_slow_is_not_tried_longer_where_something_holds(stand_in) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
+from normscope.forecast.record import SURE
 from normscope.forecast.rule import LEARNT
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
@@ -95,6 +96,13 @@ class Attempt:
             return 0.0
         chance = min(1 - LEAST_CHANCE, max(LEAST_CHANCE, self.forecast.certainty))
         return math.log(chance / (1 - chance)) - max(FLATTERED.get(name, 0.0) for name in self.names)
+
+    @property
+    def is_open(self) -> bool:
+        """True where a longer trial may rescue the run: the trial is not sure that it fails."""
+        if self.forecast is None or self.forecast.outcome == "not measured":
+            return False
+        return self.forecast.certainty is None or self.forecast.certainty > 1 - SURE
 
     @property
     def has_learnt(self) -> bool:
@@ -247,15 +255,16 @@ class _Tries:
     def hold(self) -> None:
         """Try the first-ranked attempts over a longer trial, one after another until one has learnt.
 
-        What is only slow is tried again where nothing else rescues the run.
+        What may only be slow is tried again where nothing else rescues the run.
         """
         far = dataclasses.replace(self.config, steps=LONGER * self.config.steps)
         for number in range(MOST_LONGER):
-            best = next((each for each in ranked(self.attempts) if not each.longer), None)
+            tried = ranked(self.attempts)
+            best = next((each for each in tried if not each.longer and each.forecast is not None), None)
             held = [each for each in self.attempts if each.longer and each.status == "rescues"]
             if best is None or any(each.has_learnt for each in held):
                 return
-            if best.status != "rescues" and (held or best.status != "slow"):
+            if best.status != "rescues" and (held or not best.is_open):
                 return
             again = self.attempt(best.names, far, f"{best.name}, longer", number, MOST_LONGER)
             seconds = best.seconds + again.seconds
