@@ -2,7 +2,8 @@
 
     python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out; forecasts every remedy
     python -m benchmarks.remedies_regimes_grid train --part seen       # trains by rank until one rescues
-    python -m benchmarks.remedies_regimes_grid train --part seen --only post NAME …   # trains these remedies
+    python -m benchmarks.remedies_regimes_grid both --part seen        # does both, one run after another
+    python -m benchmarks.remedies_regimes_grid train NAME … --part seen --only WORD   # trains these remedies
 
 Lines are appended to benchmarks/remedies_regimes.jsonl; lines that are there are not made again. After a
 change of the ranking, delete the lines of kind "ranking" before `rank`.
@@ -10,7 +11,7 @@ change of the ranking, delete the lines of kind "ranking" before `rank`.
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,18 +68,17 @@ def with_short_trials(run: FailingRun) -> tuple[str, Rescue, dict[tuple[str, ...
     return before, rescue, short
 
 
-def rank(runs: Iterable[FailingRun]) -> None:
-    """Rank the remedies of each run."""
-    for run in runs:
-        if known().ranking(run) is not None:
-            continue
-        start = time.process_time()
-        before, rescue, short = with_short_trials(run)
-        seconds = round(time.process_time() - start, 1)
-        attempts = [_line(attempt, short.get(attempt.names)) for attempt in rescue.attempts]
-        add("ranking", run, before=before, seconds=seconds, attempts=attempts)
-        shown = [(a["names"], a["status"], a["certainty"]) for a in attempts if a["status"] == "rescues"]
-        print(run.words, before, seconds, shown, flush=True)
+def rank(run: FailingRun) -> None:
+    """Rank the remedies of a run."""
+    if known().ranking(run) is not None:
+        return
+    start = time.process_time()
+    before, rescue, short = with_short_trials(run)
+    seconds = round(time.process_time() - start, 1)
+    attempts = [_line(attempt, short.get(attempt.names)) for attempt in rescue.attempts]
+    add("ranking", run, before=before, seconds=seconds, attempts=attempts)
+    shown = [(a["names"], a["status"], a["certainty"]) for a in attempts if a["status"] == "rescues"]
+    print(run.words, before, seconds, shown, flush=True)
 
 
 def _line(attempt: trying.Attempt, short: Forecast | None) -> dict[str, Any]:
@@ -102,17 +102,15 @@ def _said(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def train(runs: Iterable[FailingRun], names: Sequence[str]) -> None:
-    """Train each run with each of `names`, or else with its remedies by rank until one rescues it."""
-    for run in runs:
-        wanted = [(name,) for name in names] or known().order(run)[:MOST]
-        given = None
-        for each in wanted:
-            if known().truth(run, each) is None:
-                given = given or read(run)
-                _train(run, each, given)
-            if not names and known().trains(run, each):
-                break
+def train(run: FailingRun, names: Sequence[str]) -> None:
+    """Train a run with each of `names`, or else with its remedies by rank until one rescues it."""
+    given = None
+    for each in [(name,) for name in names] or known().order(run)[:MOST]:
+        if known().truth(run, each) is None:
+            given = given or read(run)
+            _train(run, each, given)
+        if not names and known().trains(run, each):
+            break
 
 
 def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
@@ -147,17 +145,18 @@ def _in_turn(runs: Sequence[FailingRun]) -> list[FailingRun]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("rank", "train"))
+    parser.add_argument("command", choices=("rank", "train", "both"))
     parser.add_argument("names", nargs="*", help="remedies to train with")
     parser.add_argument("--part", choices=PARTS, default="seen")
     parser.add_argument("--only", default="", help="part of the runs' names")
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = _in_turn([run for run in PARTS[options.part] if options.only in run.words])
-    if options.command == "rank":
-        rank(runs)
-    else:
-        train(runs, options.names)
+    for run in runs:
+        if options.command != "train":
+            rank(run)
+        if options.command != "rank":
+            train(run, options.names)
 
 
 if __name__ == "__main__":
