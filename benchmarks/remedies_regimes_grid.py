@@ -12,11 +12,13 @@ change of the ranking, delete the lines of kind "ranking" before `rank`.
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.process import rounded
+from benchmarks.process import records_of, rounded
+from benchmarks.regimes import truth
 from benchmarks.regimes.truth import EVERY
 from benchmarks.remedies_cells import losses_of
 from benchmarks.remedies_regimes import HELD_OUT, SEEN, FailingRun
@@ -28,6 +30,8 @@ from normscope.rules.remedies import NotApplicable, Rescue, apply_all, try_remed
 from normscope.subjects import Subject
 from normscope.train import CRITERION_STEPS, Recipe, last_loss
 
+TRUTH = Path(truth.__file__).parent / "truth.jsonl"
+"""The outcomes of the ladders' runs."""
 MOST = 4
 """Most remedies that are trained on a run by `train`, one after another until one rescues it."""
 PARTS = {"seen": SEEN, "held-out": HELD_OUT}
@@ -133,12 +137,18 @@ def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
 
 
 def _in_turn(runs: Sequence[FailingRun]) -> list[FailingRun]:
-    """The first run of each ladder, then the second, in turn of the regimes: a stop leaves few unseen."""
+    """The runs in an order that lets an interrupted command have seen most ladders.
 
-    def turn(run: FailingRun) -> tuple[bool, int]:
-        ladders = [other.ladder for other in runs]
-        regime = [other for other in dict.fromkeys(ladders) if other.partition(": ")[0] == run.regime]
-        return runs.index(run) > ladders.index(run.ladder), regime.index(run.ladder)
+    The first run of each ladder comes before the second, ladders that train at some rate before those that do
+    not, and of these the cheapest first.
+    """
+    trained = records_of(TRUTH)
+    ladders = [run.ladder for run in runs]
+
+    def turn(run: FailingRun) -> tuple[bool, bool, float]:
+        rows = [row for row in trained if row["case"] == run.ladder]
+        at_none = not any(row["trains"] for row in rows)
+        return runs.index(run) > ladders.index(run.ladder), at_none, rows[0]["seconds"]
 
     return sorted(runs, key=turn)
 
