@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -64,11 +65,8 @@ def with_short_trials(run: FailingRun) -> tuple[str, Rescue, dict[tuple[str, ...
             short.setdefault(names, made.forecast)
         return made
 
-    trying._Tries.attempt = kept  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(trying._Tries, "attempt", kept):
         before, rescue = ranked_now(run)
-    finally:
-        trying._Tries.attempt = attempt  # type: ignore[method-assign]
     return before, rescue, short
 
 
