@@ -134,7 +134,7 @@ def settings_of(cell: Cell) -> Recipe:
 def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) -> dict[str, Any]:
     """Train a cell with these remedies for `CRITERION_STEPS` steps; NotApplicable if one does not apply."""
     changed, settings = apply_all(names, subject, anatomy, settings_of(cell))
-    losses = in_flushed_thread(lambda checkpoint: _train(changed, settings, checkpoint))
+    losses = losses_of(changed, settings)
     assert changed.unigram_entropy is not None
     return {
         "last_loss": round(last_loss(losses), 4),
@@ -142,6 +142,11 @@ def truth(cell: Cell, names: Iterable[str], subject: Subject, anatomy: Anatomy) 
         "steps": len(losses),
         "trains": trains(losses, changed.unigram_entropy),
     }
+
+
+def losses_of(subject: Subject, settings: Recipe) -> list[float]:
+    """The losses of `CRITERION_STEPS` steps, or fewer if one is not finite."""
+    return in_flushed_thread(lambda checkpoint: _train(subject, settings, checkpoint))
 
 
 def _train(subject: Subject, settings: Recipe, checkpoint: Any) -> list[float]:

@@ -4,6 +4,7 @@
     python -m benchmarks.remedies_grid rank            # forecast every remedy, train the first-ranked
     python -m benchmarks.remedies_grid fill            # train all the rest
     python -m benchmarks.remedies_grid tune            # all of this on the cells that tuned the order
+    python -m benchmarks.remedies_grid missed          # rank the missed cells again by the present ranking
 
 Rows are appended to benchmarks/remedies_truth.jsonl; existing rows are not computed again. `normscope bench
 remedies` shows the results. After a change of the forecast, delete the rows of kind "forecast" before `rank`.
@@ -18,7 +19,7 @@ from typing import Any
 
 from benchmarks.remedies import FILE, kept, ranked_now
 from benchmarks.remedies_cells import Cell, held_out, read, seen, truth
-from normscope.rules.remedies import REMEDIES, NotApplicable
+from normscope.rules.remedies import REMEDIES, NotApplicable, Rescue
 
 
 def write(kind: str, cell: Cell, **row: Any) -> None:
@@ -57,17 +58,42 @@ def rank(cells: Iterable[Cell]) -> None:
                 break
 
 
-def _forecast(cell: Cell) -> None:
-    start = time.perf_counter()
-    attempts = [
+def missed(cells: Iterable[Cell]) -> None:
+    """Rank the cells again that the first-ranked remedy of the kept ranking does not rescue.
+
+    Only remedies whose kept trial rescues are tried, and those without one: the short trials are the same.
+    """
+    for cell in cells:
+        first = kept().order(cell)[:1]
+        if not first or kept().trains(cell, first[0]) or kept().ranked_again(cell):
+            continue
+        fails = {tuple(a["names"]) for a in kept().attempts(cell) if a["status"] != "rescues"}
+        names = [name for name in REMEDIES if (name,) not in fails]
+        start = time.perf_counter()
+        attempts = _attempts(ranked_now(cell, names))
+        seconds = round(time.perf_counter() - start, 1)
+        write("again", cell, seconds=seconds, attempts=attempts)
+        print(cell.words, [(a["names"], a["status"], a["certainty"]) for a in attempts], flush=True)
+        train([cell], [tuple(attempts[0]["names"])])
+
+
+def _attempts(rescue: Rescue) -> list[dict[str, Any]]:
+    return [
         {
             "names": list(attempt.names),
             "status": attempt.status,
             "score": None if attempt.forecast is None else attempt.forecast.score,
+            "certainty": None if attempt.forecast is None else attempt.forecast.certainty,
+            "longer": attempt.longer,
             "reason": attempt.reason,
         }
-        for attempt in ranked_now(cell).attempts
+        for attempt in rescue.attempts
     ]
+
+
+def _forecast(cell: Cell) -> None:
+    start = time.perf_counter()
+    attempts = _attempts(ranked_now(cell))
     write("forecast", cell, seconds=round(time.perf_counter() - start, 1), attempts=attempts)
     print(cell.words, [(a["names"], a["status"], a["score"]) for a in attempts], flush=True)
 
@@ -79,12 +105,15 @@ def main() -> None:
     commands.add_parser("rank")
     commands.add_parser("fill")
     commands.add_parser("tune")
+    commands.add_parser("missed")
     options = parser.parse_args()
     cells = held_out()
     if options.command == "train":
         train(cells, [(), *((name,) for name in options.names)])
     elif options.command == "rank":
         rank(cells)
+    elif options.command == "missed":
+        missed(cells)
     else:
         _fill(seen() if options.command == "tune" else cells)
 

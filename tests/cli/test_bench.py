@@ -77,3 +77,37 @@ def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
 
     known = kept()
     assert not [cell.words for cell in (*held_out(), *seen()) if known.truth(cell, ()) is None]
+
+
+def test_failing_runs_of_other_data_are_those_of_their_rule() -> None:
+    from benchmarks.process import records_of
+    from benchmarks.regimes import truth
+    from benchmarks.remedies_regimes import HELD_OUT, SEEN, by_the_rule
+
+    trained = records_of(Path(truth.__file__).parent / "truth.jsonl")
+    for part, runs in (("seen", SEEN), ("held-out", HELD_OUT)):
+        assert {run.words for run in runs} == {run.words for run in by_the_rule(trained, part)}
+        failing = {(run["case"], run["lr"]) for run in trained if not run["trains"]}
+        assert all((run.ladder, run.lr) in failing for run in runs)
+
+
+def test_a_run_of_other_data_is_rescued_only_by_its_first_ranked_remedy() -> None:
+    from benchmarks.remedies_regimes import HELD_OUT
+    from benchmarks.remedies_regimes_kept import Known
+
+    run = HELD_OUT[0]
+    place = {"run": run.ladder, "lr": run.lr}
+    attempts = [{"names": [name], "status": "rescues"} for name in ("clip", "pre-ln")]
+    ranking = {"kind": "ranking", **place, "before": "slow", "attempts": attempts}
+    truths = [
+        {"kind": "truth", **place, "names": [name], "trains": name == "pre-ln"} for name in ("clip", "pre-ln")
+    ]
+    assert not Known([ranking, truths[1]]).is_judged(run)
+    known = Known([ranking, *truths])
+    assert known.is_judged(run)
+    assert not known.is_rescued(run)
+    assert known.can_be_rescued(run)
+    assert not known.is_foreseen(run)
+    better = ranking | {"before": "collapses", "attempts": attempts[::-1]}
+    assert Known([*known.lines, better]).is_rescued(run)
+    assert Known([better]).is_foreseen(run)

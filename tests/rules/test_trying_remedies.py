@@ -1,12 +1,14 @@
 """Tests of remedies tried on the intended run: they are ranked, and no result is lost."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
 from remedy_subjects import CONFIG, fingerprint, given, same
 
 from normscope.errors import UsageError
-from normscope.forecast import Forecast
+from normscope.forecast import Forecast, ForecastStep
 from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
 from normscope.train import Recipe
 
@@ -14,8 +16,17 @@ SETTINGS = ("warm-up", "lower-rate", "clip", "adam-eps")
 Say = Callable[[Recipe], Forecast]
 
 
-def said(outcome: str, score: float | None = None) -> Forecast:
-    return Forecast(outcome, "because", "adamw", 1e-2, 0, 4, 3.0, (), score)  # type: ignore[arg-type]
+def said(outcome: str, score: float | None = None, certainty: float | None = None, **rest) -> Forecast:
+    """A forecast; its certainty is that of its score unless given."""
+    if certainty is None and score is not None:
+        certainty = 1 / (1 + math.exp(-score))
+    made = Forecast(outcome, "because", "adamw", 1e-2, 0, 4, 3.0, (), score)  # type: ignore[arg-type]
+    return dataclasses.replace(made, certainty=certainty, **rest)
+
+
+def at_loss(loss: float, outcome: str = "trains", certainty: float = 0.6) -> Forecast:
+    """A forecast whose trial ends at this loss; the entropy is 3."""
+    return said(outcome, 1.0, certainty, curve=(ForecastStep(20, loss, loss, {}, recent_loss=loss),))
 
 
 HEALTHY = {
@@ -24,7 +35,7 @@ HEALTHY = {
     "undecided": "undecided",
     "not measured": "no forecast (because)",
 }
-FAILS = said("collapses", -2.0)
+FAILS = said("collapses", -4.0)
 
 
 @pytest.fixture
@@ -55,10 +66,10 @@ def tried(*remedies: str, before: Forecast = FAILS, **options) -> Rescue:
 
 def by_setting(config: Recipe) -> Forecast:
     if config.clip:
-        return said("trains", 2.0)
+        return said("trains", 5.0)
     if config.lr < CONFIG.lr:
         return said("trains", 0.2)
-    return said("slow", 1.0) if config.eps else said("collapses", -1.0)
+    return said("slow", 1.0) if config.eps else said("collapses", -4.0)
 
 
 def test_the_surest_comes_first_then_slow_then_failing_then_what_does_not_apply(stand_in) -> None:
@@ -97,7 +108,7 @@ def test_a_long_warm_up_is_compressed_into_the_trial(stand_in) -> None:
 def test_pairs_are_tried_where_nothing_helps_alone_and_only_there(stand_in, monkeypatch) -> None:
     few = {name: REMEDIES[name] for name in ("warm-up", "small-init")}
     monkeypatch.setattr(trying, "REMEDIES", few)
-    monkeypatch.setattr(trying, "COMBINED", ("small-init",))
+    monkeypatch.setattr(trying, "COMBINED", [("small-init", "warm-up")])
     stand_in(lambda config: said("trains", 1.0) if config.warmup else FAILS)
     assert "small-init + warm-up" not in names(try_remedies(*given("nn-post"), CONFIG, FAILS))
     stand_in(lambda config: FAILS)
@@ -132,7 +143,7 @@ def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
 def test_what_does_not_hold_over_a_longer_trial_gives_way_to_what_does(stand_in) -> None:
     def say(config: Recipe) -> Forecast:
         if config.clip:  # surest in the short trial, lost in the longer
-            return said("trains", 4.0) if config.steps == CONFIG.steps else FAILS
+            return said("trains", 6.0) if config.steps == CONFIG.steps else FAILS
         return by_setting(config)
 
     asked = stand_in(say)
@@ -149,6 +160,92 @@ def test_what_a_trial_flatters_has_to_be_surer(stand_in) -> None:
     score = 1.0
     stand_in(lambda config: said("trains", score) if config.clip or config.lr < CONFIG.lr else FAILS)
     assert tried("clip", "lower-rate").best.names == ("lower-rate",)
+
+
+def test_a_probability_decides_not_the_score(stand_in) -> None:
+    sure = {None: said("trains", 2.0, 0.7), 1e-6: said("trains", 1.0, 0.97)}
+    stand_in(lambda config: sure[config.eps])
+    assert names(tried("much-lower-rate", "pre-ln", "adam-eps"))[-1] == "adam-eps"  # a trial flatters ε
+    sure[1e-6] = said("trains", 1.0, 0.999)
+    assert names(tried("much-lower-rate", "pre-ln", "adam-eps"))[0] == "adam-eps"
+
+
+def test_longer_trials_go_on_until_one_has_learnt(stand_in) -> None:
+    far = trying.LONGER * CONFIG.steps
+    rates = [CONFIG.lr / 3, CONFIG.lr / 10, CONFIG.lr / 30]
+
+    def say(config: Recipe) -> Forecast:
+        if config.clip:
+            return FAILS
+        certainties = dict(zip(rates, (0.97, 0.9, 0.7), strict=True))
+        loss = 2.95 if config.lr == rates[0] or config.steps < far else 2.5
+        return at_loss(loss, certainty=certainties[config.lr])
+
+    asked = stand_in(say)
+    rescue = tried("lower-rate", "much-lower-rate", "far-lower-rate", "clip")
+    assert names(rescue) == ["much-lower-rate", "lower-rate", "far-lower-rate", "clip"]
+    assert [attempt.has_learnt for attempt in rescue.attempts] == [True, False, False, False]
+    assert [config.lr for config in asked if config.steps == far] == rates[:2]
+
+
+@pytest.mark.parametrize("last", ["loss", "train_loss", "recent_loss"])
+def test_it_has_learnt_only_if_all_last_losses_say_so(last: str) -> None:
+    step = dataclasses.replace(at_loss(2.85).curve[-1], **{last: 2.95})
+    attempt = trying.Attempt(("clip",), said("trains", 1.0, curve=(step,)), "", 0.0)
+    assert not attempt.has_learnt
+    assert dataclasses.replace(attempt, forecast=at_loss(2.85)).has_learnt
+    assert not dataclasses.replace(attempt, forecast=at_loss(2.85, "collapses")).has_learnt
+
+
+def test_of_a_loss_without_nats_it_has_learnt_a_tenth() -> None:
+    def learnt(loss: float) -> bool:
+        found = dataclasses.replace(at_loss(loss), unigram_entropy=None, best_constant=20.0)
+        return trying.Attempt(("clip",), found, "", 0.0).has_learnt
+
+    assert not learnt(18.5)
+    assert learnt(17.5)
+
+
+def test_what_is_slow_is_tried_longer_where_nothing_rescues(stand_in) -> None:
+    def say(config: Recipe) -> Forecast:
+        if config.lr == CONFIG.lr:
+            return FAILS
+        return said("slow", -1.0) if config.steps == CONFIG.steps else said("trains", 1.0)
+
+    stand_in(say)
+    rescue = tried("lower-rate", "clip")
+    assert rescue.best is not None
+    assert (rescue.best.name, rescue.best.longer) == ("lower-rate", True)
+
+
+@pytest.mark.parametrize(("certainty", "longer"), [(0.3, True), (0.05, False)])
+def test_a_failure_that_is_not_sure_is_tried_longer_where_nothing_rescues(
+    stand_in, certainty: float, longer: bool
+) -> None:
+    def say(config: Recipe) -> Forecast:
+        if config.lr == CONFIG.lr:
+            return FAILS
+        if config.steps > CONFIG.steps:
+            return said("trains", 1.0)
+        return said("plateau", -0.5, certainty)
+
+    stand_in(say)
+    rescue = tried("lower-rate", "clip")
+    assert (rescue.best is not None) == longer
+    assert [attempt.longer for attempt in rescue.attempts] == [longer, False]
+
+
+def test_what_is_slow_is_not_tried_longer_where_something_holds(stand_in) -> None:
+    stand_in(lambda config: said("trains", 5.0) if config.clip else said("slow", -1.0))
+    assert [a.longer for a in tried("lower-rate", "clip").attempts] == [True, False]
+
+
+def test_pairs_are_tried_where_what_rescues_alone_does_not_hold(stand_in, monkeypatch) -> None:
+    few = {name: REMEDIES[name] for name in ("much-lower-rate", "pre-ln")}
+    monkeypatch.setattr(trying, "REMEDIES", few)
+    monkeypatch.setattr(trying, "COMBINED", [("pre-ln", "much-lower-rate")])
+    stand_in(lambda config: said("trains", 1.0) if config.steps == CONFIG.steps else FAILS)
+    assert len(try_remedies(*given("nn-post"), CONFIG, FAILS).attempts) == 3
 
 
 def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:

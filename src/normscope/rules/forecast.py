@@ -22,7 +22,16 @@ from normscope.rules.trial import trial_hit
         (docs/forecast.md).""",
     remedy="""Warm up over at least 100 steps, divide the learning rate by 3 to 10, or put the norms inside
         the branches.""",
-    remedies=("pre-ln", "deepnorm", "small-init", "output-bias", "warm-up", "lower-rate", "much-lower-rate"),
+    remedies=(
+        "pre-ln",
+        "deepnorm",
+        "small-init",
+        "output-bias",
+        "warm-up",
+        "lower-rate",
+        "much-lower-rate",
+        "far-lower-rate",
+    ),
 )
 def plateau(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "plateau"):
@@ -56,7 +65,16 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
     remedy="""Divide the learning rate by 3 to 10, or warm up. Clipping the gradient bounds a step of SGD. A
         step of Adam hardly depends on the gradient's size: clipping rescued one of the 8 runs that it was
         tried on.""",
-    remedies=("lower-rate", "much-lower-rate", "warm-up", "clip", "adam-eps", "small-init", "qk-norm"),
+    remedies=(
+        "lower-rate",
+        "much-lower-rate",
+        "far-lower-rate",
+        "warm-up",
+        "clip",
+        "adam-eps",
+        "small-init",
+        "qk-norm",
+    ),
 )
 def diverges(case: Case) -> Iterator[Hit]:
     forecast = _with_outcome(case, "diverges")

@@ -79,6 +79,7 @@ def stream_growth(case: Case) -> Iterator[Hit]:
         "warm-up",
         "lower-rate",
         "much-lower-rate",
+        "far-lower-rate",
     ),
 )
 def tokens_collapse(case: Case) -> Iterator[Hit]:

@@ -47,6 +47,17 @@ def much_lower_rate(config: Recipe) -> Recipe:
 
 
 @run_remedy(
+    "far-lower-rate",
+    summary="A thirtieth of the learning rate.",
+    code="lr = lr / 30",
+    cost="slower progress per step, up to 30 times",
+    source="as lower-rate",
+)
+def far_lower_rate(config: Recipe) -> Recipe:
+    return dataclasses.replace(config, lr=config.lr / 30)
+
+
+@run_remedy(
     "clip",
     summary=f"Gradients clipped to norm {CLIP:g}.",
     code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIP:g})  # before optimizer.step()",

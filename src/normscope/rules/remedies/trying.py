@@ -1,6 +1,7 @@
 """Try remedies: the effect of each on the forecast of the intended run, and their ranking."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, Literal
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
+from normscope.forecast.record import SURE
+from normscope.forecast.rule import LEARNT
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
@@ -17,30 +20,39 @@ from normscope.train import Recipe
 Progress = Callable[[str, int, int], None]
 Status = Literal["rescues", "fails", "slow", "undecided", "not applicable"]
 
-WARM_UP = "warm-up"
-COMBINED = ("deepnorm", "small-init", "output-bias")
-"""Remedies that are combined with a warm-up where no remedy alone rescues the run."""
-ALIKE = 0.5
-"""Scores within this of each other count as the same, and the smaller change comes first."""
+COMBINED = (
+    ("pre-ln", "lower-rate"),
+    ("pre-ln", "much-lower-rate"),
+    ("deepnorm", "lower-rate"),
+    ("deepnorm", "much-lower-rate"),
+    ("deepnorm", "warm-up"),
+    ("small-init", "warm-up"),
+    ("output-bias", "warm-up"),
+)
+"""Pairs that are tried where no remedy alone rescues the run."""
+ALIKE = 1.0
+"""Log-odds within this of each other count as the same, and the smaller change comes first."""
 FLATTERED = {
-    "warm-up": 1.5,
-    "clip": 1.5,
-    "adam-eps": 1.5,
-    "output-bias": 1.5,
-    "branch-scale": 1.0,
-    "small-init": 1.0,
+    "warm-up": 3.0,
+    "clip": 3.0,
+    "adam-eps": 3.0,
+    "output-bias": 3.0,
+    "branch-scale": 2.0,
+    "small-init": 2.0,
 }
-"""Amount subtracted from a remedy's score because its trial looks better than the full run.
+"""Amount subtracted from the log-odds of a remedy whose trial looks better than the full run.
 
 The first four keep the loss at the unigram entropy or start there, where its pace is not informative; the
 last two change only the start, and that effect fades. Measured on the cells of `normscope bench remedies`: of
 the runs that a trial called rescued, 5 of 15 trained with the first four, 6 of 10 with the last two, and 24
 of 28 with a lower learning rate, other norms or DeepNorm's scales."""
 LONGER = 5
-"""Factor on the trial's steps when the remedy to be ranked first is tried again. The longer trial detects a
-run that the remedy only lets fail later."""
+"""Factor on the trial's steps when the remedies to be ranked first are tried again. The longer trial detects
+a run that the remedy only lets fail later."""
 MOST_LONGER = 4
-"""Most longer trials, one after another until one holds."""
+"""Most longer trials, one after another until one has learnt."""
+LEAST_CHANCE = 1e-3
+"""Probabilities nearer to 0 or 1 count as this: a certainty has three decimals."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,32 @@ class Attempt:
         return "slow" if self.forecast.outcome == "slow" else "undecided"
 
     @property
-    def score(self) -> float | None:
-        """The forecast's score less the correction of `FLATTERED`; None where there is no score."""
-        if self.forecast is None or self.forecast.score is None:
-            return None
-        return self.forecast.score - max(FLATTERED.get(name, 0.0) for name in self.names)
+    def odds(self) -> float:
+        """Log-odds of the forecast's certainty less the correction of `FLATTERED`; 0 without a certainty."""
+        if self.forecast is None or self.forecast.certainty is None:
+            return 0.0
+        chance = min(1 - LEAST_CHANCE, max(LEAST_CHANCE, self.forecast.certainty))
+        return math.log(chance / (1 - chance)) - max(FLATTERED.get(name, 0.0) for name in self.names)
+
+    @property
+    def is_open(self) -> bool:
+        """True where a longer trial may rescue the run: the trial is not sure that it fails."""
+        if self.forecast is None or self.forecast.outcome == "not measured":
+            return False
+        return self.forecast.certainty is None or self.forecast.certainty > 1 - SURE
+
+    @property
+    def has_learnt(self) -> bool:
+        """True where the trial rescues and ends under the loss without the input, on all batches seen last.
+
+        The margin is `LEARNT`, the one that the criterion asks of the whole run.
+        """
+        if self.forecast is None or self.status != "rescues" or not self.forecast.curve:
+            return False
+        baseline, last = self.forecast.baseline, self.forecast.curve[-1]
+        if baseline.loss is None or last.train_loss is None or last.recent_loss is None:
+            return False
+        return max(last.loss, last.train_loss, last.recent_loss) < baseline.loss - LEARNT * baseline.unit
 
     @property
     def reach(self) -> int:
@@ -112,8 +145,9 @@ class Rescue:
     """All attempts, the best first.
 
     Attributes:
-        attempts: ranked. First the one that also rescues in a longer trial, if any; then the others that
-            rescue, by certainty and smaller change; then those that do not; last those not applicable.
+        attempts: ranked. First those that also rescue in a longer trial, and of these the one that has learnt
+            by its end; then the others that rescue, by certainty and smaller change; then those that do not;
+            last those not applicable.
         reason: why nothing was tried, or why not all; empty where all were.
     """
 
@@ -176,9 +210,10 @@ def try_remedies(
     tries = _Tries(subject, anatomy, config, progress or (lambda words, done, total: None))
     try:
         tries.go_through(plan)
-        if names is None and not any(attempt.status == "rescues" for attempt in tries.attempts):
-            tries.go_through([(name, WARM_UP) for name in COMBINED])
         tries.hold()
+        if names is None and not any(attempt.status == "rescues" for attempt in tries.attempts):
+            tries.go_through(COMBINED)
+            tries.hold()
     except KeyboardInterrupt as stop:
         reason = f"interrupted after {len(tries.attempts)} of {len(plan)} remedies"
         raise RemediesInterrupted(Rescue(ranked(tries.attempts), reason)) from stop
@@ -218,16 +253,23 @@ class _Tries:
             self.attempts.append(self.attempt(names, self.config, words, number, len(plan)))
 
     def hold(self) -> None:
-        """Try the first-ranked attempt over a longer trial, and the next one where that does not hold."""
+        """Try the first-ranked attempts over a longer trial, one after another until one has learnt.
+
+        What may only be slow is tried again where nothing else rescues the run.
+        """
         far = dataclasses.replace(self.config, steps=LONGER * self.config.steps)
         for number in range(MOST_LONGER):
-            best = ranked(self.attempts)[0] if self.attempts else None
-            if best is None or best.status != "rescues" or best.longer:
+            tried = ranked(self.attempts)
+            best = next((each for each in tried if not each.longer and each.forecast is not None), None)
+            held = [each for each in self.attempts if each.longer and each.status == "rescues"]
+            if best is None or any(each.has_learnt for each in held):
+                return
+            if best.status != "rescues" and (held or not best.is_open):
                 return
             again = self.attempt(best.names, far, f"{best.name}, longer", number, MOST_LONGER)
             seconds = best.seconds + again.seconds
-            held = dataclasses.replace(again, longer=True, seconds=seconds)
-            self.attempts[self.attempts.index(best)] = held
+            longer = dataclasses.replace(again, longer=True, seconds=seconds)
+            self.attempts[self.attempts.index(best)] = longer
 
     def attempt(self, names: tuple[str, ...], config: Recipe, words: str, number: int, total: int) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
@@ -279,9 +321,10 @@ def ranked(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     """The best first; see `Rescue`."""
     order: dict[Status, int] = {"rescues": 0, "slow": 1, "undecided": 2, "fails": 3, "not applicable": 4}
 
-    def rank(attempt: Attempt) -> tuple[int, bool, float, int, int]:
-        surely = 0 if attempt.score is None else -round(attempt.score / ALIKE)
+    def rank(attempt: Attempt) -> tuple[int, bool, bool, float, int, int]:
+        surely = -round(attempt.odds / ALIKE)
         held = attempt.longer and attempt.status == "rescues"
-        return order[attempt.status], not held, surely, len(attempt.names), attempt.reach
+        learnt = held and attempt.has_learnt
+        return order[attempt.status], not held, not learnt, surely, len(attempt.names), attempt.reach
 
     return tuple(sorted(attempts, key=rank))
