@@ -30,6 +30,7 @@ def curve(*changes: tuple[int, float]) -> list[float]:
 def test_a_spike_counts_from_its_last_good_step_and_a_collapse_does_not_come_back() -> None:
     assert failure_of(curve(), 2.7) is None
     assert failure_of(curve((50, 2.29)), 2.7) is None
+    assert failure_of(curve(*((point, 1.5) for point in range(60, 100))), 2.7) is None  # it only falls
     assert failure_of(curve((50, 2.31)), 2.7) == Failure(1000, lasts=False)
     assert failure_of(curve(*((point, 2.4) for point in range(60, 100))), 2.7) == Failure(1200, lasts=True)
     assert failure_of([*HEALTHY[:40], math.inf], 2.7) == Failure(800, lasts=True)
