@@ -55,5 +55,5 @@ def test_the_shortest_that_helps_is_named_with_the_reason_of_the_failure() -> No
         RUNGS[2],
         lambda config: said(config.lr, 4.0, "trains", config.warmup, config.steps),
     )
-    assert (found.words, found.steps) == ("9 steps: without one, so", 9)
+    assert (found.words, found.steps) == ("9 steps or more: without one, so", 9)
     assert found.rescued is found.trials[-1]

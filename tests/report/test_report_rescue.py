@@ -94,7 +94,7 @@ def test_every_form_leads_with_the_rate_to_use() -> None:
     ramped = replace(LADDER, rungs=tuple(replace(one, warmup=7) for one in LADDER.rungs))
     assert "0.002), warm-up 7 steps: the lowest" in rate_to_use(ramped)
     needed = replace(LADDER, best=BestRate(4e-3, None, None, "smaller ones end higher", 1))
-    assert rate_to_use(needed) == "learning rate 0.004, warm-up 1 step: smaller ones end higher"
+    assert rate_to_use(needed) == "learning rate 0.004, warm-up 1 step or more: smaller ones end higher"
 
 
 def test_every_form_says_what_to_expect_of_a_larger_model_under_the_rate() -> None:

@@ -146,7 +146,7 @@ class BestRate:
         low, high: ends of the range in which the loss is predicted to fall by 95 % as much; None where
             only one of the tested rates does not fail.
         reason: what bounds the rate, or why there is none.
-        warmup: steps of warm-up that the rate needs, where the tested rates have none; 0 for none.
+        warmup: least steps of warm-up that the rate needs, where the tested rates have none; 0 for none.
     """
 
     rate: float | None
@@ -195,7 +195,8 @@ class LadderForecast:
         rungs: one forecast per learning rate, ascending; up to an interrupt.
         largest_rate: the largest learning rate that trains; None where none does.
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
-        warmup_steps: 0 where no warm-up is needed, None where none helped or none was tried.
+        warmup_steps: the shortest that helped in its trial, a lower bound; 0 where no warm-up is needed, None
+            where none helped or none was tried.
         best: the learning rate to use; None for a ladder that was interrupted.
         ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
         at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.

@@ -1,8 +1,9 @@
-"""The shortest warm-up that is predicted to make a failing learning rate train.
+"""The shortest warm-up with which a failing learning rate does not fail within a trial.
 
 A trial takes the whole linear ramp and then `REST` of a trial's usual length at the full rate. The first ramp
 is as long as a trial of a ladder. If it helps, shorter ones are tried until one fails; if it does not, longer
-ones until one helps. A trial whose tokens have become alike stops early. docs/forecast.md has the evidence.
+ones until one helps. A trial whose tokens have become alike stops early. The result is a lower bound: a run
+may still fail after the trial. docs/forecast.md has the evidence.
 """
 
 import dataclasses
@@ -68,7 +69,7 @@ def _result(without: Forecast, trials: tuple[Forecast, ...]) -> Warmup:
     found = Warmup("", None, trials)
     if found.rescued is not None:
         steps = found.rescued.warmup
-        return Warmup(f"{steps} steps: without one, {without.reason}", steps, trials)
+        return Warmup(f"{steps} steps or more: without one, {without.reason}", steps, trials)
     longest = max(trials, key=lambda trial: trial.warmup)
     if longest.failed:
         words = f"does not help: the run fails with a warm-up over {longest.warmup} steps too"

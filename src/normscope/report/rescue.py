@@ -63,6 +63,8 @@ def rate_to_use(ladder: LadderForecast) -> str:
     span = "" if best.low is None or best.high is None else f" ({best.low:.2g} … {best.high:.2g})"
     warmup = best.warmup or ladder.rungs[0].warmup
     ramp = f"warm-up {warmup} step{'s' if warmup != 1 else ''}" if warmup else "without a warm-up"
+    if best.warmup:
+        ramp += " or more"
     return f"learning rate {best.rate:.2g}{span}, {ramp}: {best.reason}"
 
 
