@@ -34,7 +34,7 @@ class Law:
 Laws = Mapping[str, Law]
 """Placement, or scheme where the anatomy names one → its law."""
 
-WIDTH: Laws = {"pre": Law(-0.8, 3.0, 4)}
+WIDTH: Laws = {"pre": Law(-0.75, 3.0, 4), "post": Law(-0.75, 3.0, 4)}
 """In the standard parametrisation: the same rate for all weights, initial weights as the model draws them."""
 MUP_WIDTH: Laws = {"pre": Law(0.0, 2.0, 4)}
 """Yang et al. 2022 (arXiv:2203.03466): under μP the rate that was tuned at the base width stays."""
