@@ -4,6 +4,7 @@ Shapes: K replicas, then the axes of a single model.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,9 @@ class StackedLoss:
         """Compute the losses (K,) and update the buffers (K, …) as the model's forward does."""
         axes = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, batch)  # of K
         stacked = torch.vmap(self.lone, in_dims=(0, 0, axes), randomness="different")
-        with _FoldedAttention():
+        with _FoldedAttention(), warnings.catch_warnings():
+            # An op without a rule for vmap runs once for each replica, as it would alone.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             losses, replaced = stacked(parameters, buffers, batch)
         with torch.no_grad():
             for name, value in replaced.items():
