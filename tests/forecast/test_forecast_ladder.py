@@ -247,12 +247,34 @@ def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
     ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
     assert [rung.lr for rung in ladder.rungs] == sorted(by)
     assert tried[:3] == [(2.5e-3, STEPS), (1e-2, STEPS), (2e-2, STEPS)], "the larger ones first"
-    assert tried[3:] == ([] if steps is None else [(2e-4, steps), (2.5e-4, steps)])
+    halves = [] if steps is None else [(2e-4, steps), (2.5e-4, steps)]
+    assert tried[3:] == halves + [(lr, STEPS) for lr, _ in halves], "these halves are hasty"
     if outcomes is not None:
         low = ladder.rungs[:2]
         assert [rung.outcome for rung in low] == outcomes
         assert all(rung.curve == () and rung.reason.startswith("not tried: ") for rung in low)
         assert all((rung.certainty > 0.5) == rung.trains and rung.is_sure for rung in low)
+
+
+def test_half_a_trial_that_is_hasty_is_followed_by_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.5e-4 falls fast enough in 18 steps, 2e-4 does not; larger rates leave both open."""
+    tried: list[tuple[float, int]] = []
+    by = {2e-4: (5.5, 5.4), 2.5e-4: (4.2, 3.9), 2.5e-3: (5.6, 4.4, 3.6, 3.3), 1e-2: (4.0, 3.5, 3.0, 2.0)}
+
+    def try_all(self, configs) -> None:
+        for config in configs:
+            tried.append((config.lr, config.steps))
+            outcome = "slow" if config.lr == 2e-4 else "trains"
+            rung = rung_of(config.lr, *by[config.lr], outcome=outcome, step=9)
+            self.rungs.append(dataclasses.replace(rung, steps=config.steps))
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    model = Tiny(depth=1)
+    subject = subject_of(model)
+    subject.unigram_entropy = 3.0
+    ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
+    assert tried[2:] == [(2e-4, STEPS // 2), (2.5e-4, STEPS // 2), (2.5e-4, STEPS)]
+    assert [rung.lr for rung in ladder.rungs] == sorted(by), "each once"
 
 
 @pytest.mark.parametrize("why", ["the input hides the targets", "a warm-up"])

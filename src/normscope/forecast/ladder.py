@@ -15,7 +15,7 @@ from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_m
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
-from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
+from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger, is_hasty
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.nn import has_own_rates
@@ -129,7 +129,7 @@ class _Ladder:
         """Add forecasts of `configs`, whose rates ascend and are lower than those tried so far.
 
         As long as the best rate may be lower than those tried, the next ones are tried in full. The others
-        are decided by larger rates, or else by half a trial.
+        are decided by larger rates, or else by half a trial, or by a whole one if that is hasty.
         """
         rest = list(configs)
         while rest and self.best_is_lowest:
@@ -137,8 +137,13 @@ class _Ladder:
             self.rungs.sort(key=lambda rung: rung.lr)
             del rest[-AT_ONCE:]
         decided = [(config, self.by_larger(config)) for config in rest]
-        if tried := [_halved(config) for config, decision in decided if decision is None]:
-            self.try_all(tried)
+        if tried := [config for config, decision in decided if decision is None]:
+            self.try_all(list(map(_halved, tried)))
+            low = {config.lr for config in tried}
+            hasty = {rung.lr for rung in self.rungs if rung.lr in low and is_hasty(rung)}
+            self.rungs = [rung for rung in self.rungs if rung.lr not in hasty]
+            if again := [config for config in tried if config.lr in hasty]:
+                self.try_all(again)
         for config, decision in decided:
             if decision is not None:
                 sure = REACHES if decision.outcome == "trains" else STAYS
