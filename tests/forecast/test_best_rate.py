@@ -170,3 +170,20 @@ def test_a_rate_that_was_tested_is_named_without_an_error_of_rounding() -> None:
     """2 ** log2(0.02) is 0.020000000000000004."""
     rates = (5e-3, 1e-2, 2e-2)
     assert best_rate([rung(rate, 5.0, 4.0 - rate) for rate in rates]).rate == 2e-2
+
+
+def test_an_undecided_rate_is_named_only_if_there_is_a_loss_to_beat() -> None:
+    """normscope's own noise with random labels has none."""
+    undecided = [dataclasses.replace(each, outcome="undecided") for each in ladder(1e-3)]
+    assert best_rate(undecided).rate == pytest.approx(1e-3, rel=1e-6)
+    noise = [dataclasses.replace(each, unigram_entropy=None) for each in undecided]
+    assert best_rate(noise).rate is None
+
+
+def test_a_rate_beside_shorter_trials_is_no_end_of_what_was_tested() -> None:
+    rungs = ladder(1e-3)
+    halves = [dataclasses.replace(r, curve=tuple(s for s in r.curve if s.step <= 20)) for r in rungs]
+    assert best_rate([*halves[:2], *rungs[2:]]).reason == "the lowest loss predicted for 300 steps"
+    assert best_rate([*rungs[:3], *halves[3:]]).reason == "the lowest loss predicted for 300 steps"
+    failing = [dataclasses.replace(each, outcome="collapses") for each in halves[3:]]
+    assert best_rate([*rungs[:3], *failing]).reason == "the largest rate that does not fail"

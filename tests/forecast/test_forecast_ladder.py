@@ -277,6 +277,30 @@ def test_half_a_trial_that_is_hasty_is_followed_by_a_whole_one(monkeypatch: pyte
     assert [rung.lr for rung in ladder.rungs] == sorted(by), "each once"
 
 
+def test_an_interrupt_keeps_hasty_halves_and_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = {2e-4: (4.3, 4.0), 2.5e-4: (4.2, 3.9), 2.5e-3: (5.6, 4.4, 3.6, 3.3), 1e-2: (4.0, 3.5, 3.0, 2.0)}
+
+    def try_all(self, configs) -> None:
+        for config in configs:
+            rung = rung_of(config.lr, *by[config.lr], step=9)
+            low_and_whole = config.lr < 1e-3 and config.steps == STEPS
+            outcome = "not measured" if low_and_whole and config.lr == 2.5e-4 else "trains"
+            self.rungs.append(dataclasses.replace(rung, steps=config.steps, outcome=outcome))
+        if low_and_whole:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    model = Tiny(depth=1)
+    subject = subject_of(model)
+    subject.unigram_entropy = 3.0
+    with pytest.raises(LadderInterrupted) as stop:
+        forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
+    rungs = stop.value.ladder.rungs
+    assert [rung.lr for rung in rungs] == sorted(by), "ascending, each once"
+    assert [rung.steps for rung in rungs[:2]] == [STEPS, STEPS // 2], "2.5e-4 was not measured again"
+    assert {rung.outcome for rung in rungs} == {"trains"}
+
+
 @pytest.mark.parametrize("why", ["the input hides the targets", "a warm-up"])
 def test_no_larger_rate_decides_where_progress_is_not_rate_times_steps(
     monkeypatch: pytest.MonkeyPatch, why: str

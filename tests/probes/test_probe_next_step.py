@@ -230,3 +230,25 @@ def test_lanczos_finds_the_largest_signed_eigenvalue() -> None:
     assert found.residual < 1e-7
     rough = largest_eigenvalue(lambda v: matrix @ v, start, steps=10)
     assert abs(rough.value - values).min() <= rough.residual
+
+
+class Noisy(nn.Module):
+    """A model that draws random numbers in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + 0.5 * torch.randn_like(x))
+
+
+def test_each_loss_has_the_same_random_draws() -> None:
+    torch.manual_seed(0)
+    subject = make_subject(Noisy(), torch.randn(8, 4), lambda output, batch: output.square().mean())
+    found = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        rows = {row.quantity: row.value for row in measure_next_step(subject, Anatomy(()), Recipe(lr=1e-3))}
+        found.add(rows["step/critical-rate"])
+    assert len(found) == 1

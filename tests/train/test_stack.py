@@ -300,3 +300,26 @@ def slopes() -> list[Iterator[Tensor]]:
     return [
         iter([(k + 1.0) * torch.arange(8.0).view(2, 4).double() + n for n in range(STEPS)]) for k in range(2)
     ]
+
+
+def test_the_gradient_norm_counts_scalars() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * (self.weight * x).sum()
+
+    x = torch.tensor([1.0, 2.0, 3.0])
+    models = [Scaled() for _ in range(2)]
+    stack = TrialStack(
+        models,
+        [itertools.repeat(x) for _ in models],
+        lambda model, batch: model(batch),
+        [Recipe(lr=1e-3)] * 2,
+    )
+    stack.advance()
+    expected = math.sqrt(4 * (1 + 4 + 9) + 36)  # 2x by the weight, and the sum by the scale
+    assert [norms[0] for norms in stack.gradient_norms] == pytest.approx([expected] * 2)

@@ -212,3 +212,16 @@ def test_a_model_under_mup_trains_at_its_own_rates(optimizer: str) -> None:
     )
     assert of_mup == {0.1, 0.05}
     assert of_plain == {0.1}
+
+
+def test_sparse_gradients_have_no_norm_and_train() -> None:
+    """PyTorch has no norm of a sparse gradient."""
+    model = nn.Embedding(8, 2, sparse=True)
+    config = Recipe(optimizer="sgd", lr=0.1)
+    trial = Trial(
+        model, itertools.repeat(torch.arange(4)), lambda m, ids: m(ids).sum(), config, keeps_norms=True
+    )
+    before = model.weight.detach().clone()
+    trial.advance()
+    assert not torch.equal(before, model.weight)
+    assert math.isnan(trial.gradient_norms[0])

@@ -33,10 +33,10 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
         rungs: forecasts of one model at several rates, with the same warm-up.
     """
     longest = max((rung.curve[-1].step for rung in rungs if rung.curve), default=0)
-    whole = [rung for rung in rungs if rung.curve and 2 * rung.curve[-1].step > longest]
+    whole = [rung for rung in rungs if rung.curve and 4 * rung.curve[-1].step > 3 * longest]
     healthy = [rung for rung in whole if rung.trains or rung.outcome in ("slow", "undecided")]
     ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
-    if not any(rung.trains or rung.outcome == "undecided" for rung, _ in ends):
+    if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
         return BestRate(
@@ -50,6 +50,11 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     return BestRate(
         _rounded(2**rate), _rounded(2**low), _rounded(2**high), _edge(rungs, ends[-1][0], rates, losses)
     )
+
+
+def _is_promising(rung: Forecast) -> bool:
+    """Whether an undecided rung may be named: not where nothing is known that its loss should get under."""
+    return rung.outcome == "undecided" and rung.baseline.loss is not None
 
 
 def _rounded(rate: float) -> float:
@@ -113,9 +118,11 @@ def _crossing(rates: Sequence[float], losses: Sequence[float], out: int, inside:
 def _edge(rungs: Sequence[Forecast], last: Forecast, rates: Sequence[float], losses: Sequence[float]) -> str:
     """The bound of the rate where the lowest loss is at an end of the healthy rates."""
     i = min(range(len(losses)), key=losses.__getitem__)
-    if i == 0:
+    lower = any(math.log2(rung.lr) < rates[0] for rung in rungs)
+    higher = any(rung.lr > last.lr and not rung.failed for rung in rungs)
+    if i == 0 and not lower:
         return "the smallest rate that was tested; a smaller one may be better"
-    if i < len(losses) - 1:
+    if i < len(losses) - 1 or (i and higher):
         return "the lowest loss predicted for 300 steps"
     if any(rung.lr > last.lr for rung in rungs):
         return "the largest rate that does not fail"

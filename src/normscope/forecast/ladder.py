@@ -111,7 +111,8 @@ class _Ladder:
 
     def result(self, warmup: Warmup) -> LadderForecast:
         largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
-        return LadderForecast(tuple(self.rungs), largest, warmup.words, warmup.steps, ramps=warmup.trials)
+        rungs = tuple(sorted(self.rungs, key=lambda rung: rung.lr))
+        return LadderForecast(rungs, largest, warmup.words, warmup.steps, ramps=warmup.trials)
 
     def try_all(self, configs: Sequence[Recipe]) -> None:
         """Add a forecast of each of `configs`, which share their steps."""
@@ -139,17 +140,28 @@ class _Ladder:
         decided = [(config, self.by_larger(config)) for config in rest]
         if tried := [config for config, decision in decided if decision is None]:
             self.try_all(list(map(_halved, tried)))
-            low = {config.lr for config in tried}
-            hasty = {rung.lr for rung in self.rungs if rung.lr in low and is_hasty(rung)}
-            self.rungs = [rung for rung in self.rungs if rung.lr not in hasty]
-            if again := [config for config in tried if config.lr in hasty]:
-                self.try_all(again)
+            self.try_hasty(tried)
         for config, decision in decided:
             if decision is not None:
                 sure = REACHES if decision.outcome == "trains" else STAYS
                 rung = as_forecast(decision, self.subject, self.anatomy, config, ())
                 self.rungs.append(dataclasses.replace(rung, certainty=sure))
         self.rungs.sort(key=lambda rung: rung.lr)
+
+    def try_hasty(self, configs: Sequence[Recipe]) -> None:
+        """Replace the hasty half-trials of `configs` by whole ones; those that are interrupted stay."""
+        low = {config.lr for config in configs}
+        halves = {rung.lr: rung for rung in self.rungs if rung.lr in low and is_hasty(rung)}
+        if not halves:
+            return
+        others = [rung for rung in self.rungs if rung.lr not in halves]
+        self.rungs = list(others)
+        try:
+            self.try_all([config for config in configs if config.lr in halves])
+        finally:
+            wholes = {rung.lr: rung for rung in self.rungs if rung.lr in halves}
+            measured = {lr: rung for lr, rung in wholes.items() if rung.outcome != "not measured"}
+            self.rungs = others + list((halves | measured).values())
 
     @property
     def best_is_lowest(self) -> bool:

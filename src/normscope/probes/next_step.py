@@ -41,6 +41,8 @@ from normscope.train.trial import after_step
 
 TOLERANCE = 1 / 16
 """Relative distance of the bounds of η_c at which the search ends, as in the paper."""
+DRAWS = 0
+"""Seed before each loss, so that a model that draws random numbers in eval mode has the same ones."""
 MOST, MOST_OF_CHECK = 60, 24
 """Most doublings or halvings of the search, and those of a check: a factor of 10⁷."""
 
@@ -127,6 +129,7 @@ def loss_gradients(
 ) -> tuple[float, list[nn.Parameter], list[Tensor]]:
     """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
     trained = [p for p in model.parameters() if p.requires_grad]
+    torch.manual_seed(DRAWS)
     with torch.enable_grad():
         loss = subject.loss(model=model)
         if not trained or not loss.requires_grad:
@@ -182,6 +185,7 @@ def loss_after(
         for weight, old, change in zip(weights, start, updates, strict=True):
             weight.copy_(old - rate * change)
         after_step(model)
+        torch.manual_seed(DRAWS)
         return float(subject.loss(model=model))
     finally:
         for weight, old in zip(weights, start, strict=True):

@@ -34,7 +34,7 @@ NEXT_STEP = {
     "step/critical-over-lr": "the same over the run's learning rate",
     "step/critical-sharpness": "critical sharpness",
     "step/lambda-max-times-lr": "λ_max · learning rate; gradient descent is stable below 2",
-    "step/preconditioned-lambda-max-times-lr": "λ_max(P⁻¹H) · learning rate; Adam is stable below 38",
+    "step/preconditioned-lambda-max-times-lr": "λ_max(P⁻¹H) · learning rate",
     "gradient/total": "gradient norm at the start",
 }
 

@@ -138,7 +138,7 @@ def next_step_in_words(measurements: Measurements) -> str:
     for name, quantity, bound in _SHARPNESSES:
         row = measurements.find(quantity)
         if row is not None and isinstance(row.value, float):
-            words += f"; {name} {figure(row.value, 2)} (stable below {bound})"
+            words += f"; {name} {figure(row.value, 2)}{bound}"
     gradient = measurements.of("gradient/total").get("")
     words += "" if gradient is None else f"; gradient norm {figure(gradient, 2)}"
     return f"{words}. {NEXT_STEP_ONLY}"
@@ -146,8 +146,8 @@ def next_step_in_words(measurements: Measurements) -> str:
 
 NEXT_STEP_ONLY = "This predicts the next step, not whether the run trains"
 _SHARPNESSES = (
-    ("λ_max · learning rate", "step/lambda-max-times-lr", "2 for gradient descent"),
-    ("λ_max(P⁻¹H) · learning rate", "step/preconditioned-lambda-max-times-lr", "38 for Adam with β₁ = 0.9"),
+    ("λ_max · learning rate", "step/lambda-max-times-lr", " (gradient descent is stable below 2)"),
+    ("λ_max(P⁻¹H) · learning rate", "step/preconditioned-lambda-max-times-lr", ""),
 )
 """Name, quantity and bound of the sharpnesses of a deep check."""
 

@@ -85,7 +85,7 @@ class TrialStack(Trials):
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         if not gradients:
             return
-        rows = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
+        rows = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
         norms = torch.linalg.vector_norm(rows, dim=0).tolist()
         for k, loss, norm in zip(self.live, losses, norms, strict=True):
             self.gradient_norms[k].append(norm if math.isfinite(loss) else math.nan)

@@ -122,15 +122,17 @@ class Trial:
     def _stepped(self) -> float:
         """Step every optimiser on unscaled, clipped gradients; skip the step if scaled gradients overflow.
 
-        Returns the norm of all gradients together if `keeps_norms`, else nan.
+        Returns the norm of all gradients together if `keeps_norms`, else nan; nan too if the step is skipped
+        or a gradient is sparse.
         """
         scaler = self.scaler
         if scaler is not None:
             for optimizer in self.optimizers:
                 scaler.unscale_(optimizer)
         norm = None
-        if self.config.clip is not None or self.keeps_norms:
-            norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if self.config.clip is not None or (self.keeps_norms and not any(g.is_sparse for g in gradients)):
+            norm = nn.utils.get_total_norm(gradients)
         if self.config.clip is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip, norm)
         for optimizer in self.optimizers:
@@ -140,7 +142,8 @@ class Trial:
         after_step(self.bare_model)
         if norm is None or not self.keeps_norms:
             return math.nan
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        return value if scaler is None or math.isfinite(value) else math.nan
 
 
 def after_step(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
 from normscope.forecast.record import SURE
-from normscope.forecast.rule import LEARNT
+from normscope.forecast.rule import has_learnt
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
@@ -108,14 +108,14 @@ class Attempt:
     def has_learnt(self) -> bool:
         """True where the trial rescues and ends under the loss without the input, on all batches seen last.
 
-        The margin is `LEARNT`, the one that the criterion asks of the whole run.
+        The margin is the one that the criterion asks of the whole run.
         """
         if self.forecast is None or self.status != "rescues" or not self.forecast.curve:
             return False
         baseline, last = self.forecast.baseline, self.forecast.curve[-1]
         if baseline.loss is None or last.train_loss is None or last.recent_loss is None:
             return False
-        return max(last.loss, last.train_loss, last.recent_loss) < baseline.loss - LEARNT * baseline.unit
+        return has_learnt(last, baseline.loss, baseline.unit)
 
     @property
     def reach(self) -> int:
