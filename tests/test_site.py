@@ -27,6 +27,9 @@ NOT_OURS = {
     "--python-version",
     "--set",
     "--summary",
+    "--variant",
+    "--half",
+    "--widest",
 }
 """Options of ray, pytest, torchrun, mypy and of scripts and benchmarks by hand that pages show."""
 
