@@ -187,3 +187,8 @@ def test_a_rate_beside_shorter_trials_is_no_end_of_what_was_tested() -> None:
     assert best_rate([*rungs[:3], *halves[3:]]).reason == "the lowest loss predicted for 300 steps"
     failing = [dataclasses.replace(each, outcome="collapses") for each in halves[3:]]
     assert best_rate([*rungs[:3], *failing]).reason == "the largest rate that does not fail"
+
+
+def test_one_rung_that_is_undecided_says_so() -> None:
+    one = [dataclasses.replace(each, outcome="undecided") for each in only(1)[:1]]
+    assert "(its trial is undecided)" in best_rate(one).reason

@@ -151,3 +151,9 @@ def test_stacks_are_measured_on_one_thread_as_workers_train(monkeypatch: pytest.
     finally:
         torch.set_num_threads(before)
     assert found == [1]
+
+
+def test_a_range_has_no_more_rates_than_the_option_takes() -> None:
+    assert len(rates("1e-4:3e-2:8", "--rates", 8)) == 8
+    with pytest.raises(UsageError, match="--rates"):
+        rates("1e-4:3e-2:9", "--rates", 8)

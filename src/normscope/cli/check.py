@@ -289,11 +289,15 @@ def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in typed}
 
 
+MOST_RATES = 100
+"""Most learning rates of a range: each takes up to 36 training steps."""
+
+
 def _rates(given: str) -> list[float]:
     """The learning rates that `--rates` names."""
     from normscope.maps.grid import rates
 
-    return rates(given, "--rates")
+    return rates(given, "--rates", MOST_RATES)
 
 
 def _around(run: "Run | None", settings: dict[str, Any]) -> list[float]:

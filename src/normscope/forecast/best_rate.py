@@ -39,9 +39,9 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
-        return BestRate(
-            ends[0][0].lr, None, None, "the only tested rate that does not fail; test others near it"
-        )
+        open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
+        words = f"the only tested rate that does not fail{open_}; test others near it"
+        return BestRate(ends[0][0].lr, None, None, words)
     ends.sort(key=lambda each: each[0].lr)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)

@@ -129,10 +129,13 @@ def spell(name: str, options: dict[str, Any]) -> str:
     return ",".join([f"nn:{name}", *words])
 
 
-def rates(text: str, option: str = "--lrs") -> list[float]:
+def rates(text: str, option: str = "--lrs", most: int = MOST_CELLS) -> list[float]:
     """Learning rates from `1e-4,3e-4`, or from `1e-4:3e-2:8`: eight from 1e-4 to 3e-2 on a log scale.
 
     Rates of a range are rounded to three digits, so that ranges that share a rate share its cells.
+
+    Args:
+        most: largest number of rates of a range.
 
     Raises:
         UsageError: the text has another form, or a rate is not positive.
@@ -146,7 +149,7 @@ def rates(text: str, option: str = "--lrs") -> list[float]:
         if len(rest) != 2:
             raise UsageError(f'{option} "{text}"', "a range FIRST:LAST:COUNT", "write 1e-4:3e-2:8")
         low, high = (_positive(option, word, text) for word in (first, rest[0]))
-        count = _count(option, rest[1], text, 2, MOST_CELLS)
+        count = _count(option, rest[1], text, 2, most)
         found += [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
     return found
 
