@@ -14,7 +14,9 @@ from normscope.forecast.divergence import (
     at_least_that_of_smaller_rates,
     features,
 )
+from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
+from normscope.forecast.watch import WatchedTrial
 from normscope.report.rescue import ladder_table
 from normscope.report.words import RISKY, forecast_in_words, risk_in_words
 from normscope.subjects import load
@@ -99,6 +101,25 @@ def test_a_trial_records_the_largest_loss_and_gradient_of_all_its_steps() -> Non
     assert said.curve[0].largest_loss is None
     assert said.divergence == divergence_risk("adamw", 3e-2, said.curve, BARE)
     assert said.to_dict()["divergence"] == said.divergence
+
+
+def test_a_skipped_step_and_an_unknown_norm_are_no_large_gradient() -> None:
+    """A scaler of float16 skips a step whose scaled gradients overflow; sparse gradients have no norm."""
+    given = load("nn:decoder,scheme=pre,depth=1,width=8,heads=1", seed=0)
+    anatomy = read_anatomy(given)
+
+    def largest(norms: list[float], losses: list[float], precision: str = "float32") -> float | None:
+        recipe = Recipe(lr=1e-3, steps=9, precision=precision)
+        trial = WatchedTrial(given, anatomy, given.model, recipe, [], True, HiddenStates(anatomy))
+        trial.measure(3, losses, None, {}, norms)
+        return trial.curve[0].largest_gradient
+
+    losses = [4.0, 4.0, 3.9]
+    assert largest([2.0, math.inf, 1.0], losses, "float16") == 2.0
+    assert largest([2.0, math.inf, 1.0], losses) == math.inf
+    assert largest([2.0, math.nan, 1.0], losses) == 2.0
+    assert largest([math.nan] * 3, losses) is None
+    assert largest([2.0, 3.0, math.nan], [4.0, 4.0, math.nan], "float16") == math.inf, "the run diverged"
 
 
 def test_a_ladder_of_a_stack_has_the_risks_of_lone_trials() -> None:

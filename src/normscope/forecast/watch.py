@@ -96,7 +96,7 @@ class WatchedTrial:
                 recent_loss=sum(recent) / len(recent) if recent else None,
                 batch_entropy=self._entropy_of(step - 1) if step else None,
                 largest_loss=_largest(losses),
-                largest_gradient=_largest(norms),
+                largest_gradient=_largest(self._known(norms, losses)),
             )
         )
         if step >= self.config.steps and math.isfinite(loss) and self._compares_gradients:
@@ -115,6 +115,21 @@ class WatchedTrial:
         """Whether the trial is decided without more steps, see `stopping`."""
         tokens = is_of_tokens(self.subject.batch)
         return is_settled(self.curve, self.subject.baseline, tokens=tokens, warmup=self.config.warmup)
+
+    def _known(self, norms: Sequence[float], losses: Sequence[float]) -> list[float]:
+        """The norms of gradients that are known, inf where the loss was not finite.
+
+        Left out are those that cannot be computed, and overflows of scaled gradients in float16: the scaler
+        skips such a step.
+        """
+        known = []
+        for norm, loss in zip(norms, losses, strict=False):
+            skipped = self.config.precision == "float16" and not math.isfinite(norm)
+            if not math.isfinite(loss):
+                known.append(math.inf)
+            elif not math.isnan(norm) and not skipped:
+                known.append(norm)
+        return known
 
     def _gradients(self, step: int) -> dict[str, float]:
         return gradient_norms(self.model, self.anatomy) if step else {}

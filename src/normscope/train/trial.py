@@ -122,8 +122,8 @@ class Trial:
     def _stepped(self) -> float:
         """Step every optimiser on unscaled, clipped gradients; skip the step if scaled gradients overflow.
 
-        Returns the norm of all gradients together if `keeps_norms`, else nan; nan too if the step is skipped
-        or a gradient is sparse.
+        Returns the norm of all gradients together if `keeps_norms`, else nan; nan too if a gradient is
+        sparse, of which PyTorch has no norm.
         """
         scaler = self.scaler
         if scaler is not None:
@@ -142,8 +142,7 @@ class Trial:
         after_step(self.bare_model)
         if norm is None or not self.keeps_norms:
             return math.nan
-        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        return value if scaler is None or math.isfinite(value) else math.nan
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def after_step(model: nn.Module) -> None:
