@@ -9,9 +9,11 @@ import pytest
 import torch
 from test_forecast import Tiny, anatomy_of, next_token, subject_of
 
+from normscope.anatomy import read_anatomy
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
 from normscope.forecast.ladder import ahead
+from normscope.subjects import load, make_subject
 from normscope.train import LoneTrials, Recipe, TrialStack
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
@@ -103,7 +105,7 @@ def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyP
 def test_rungs_ascend_each_once_and_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def try_all(self, configs) -> None:
+    def try_all(self, configs, *, brief=False) -> None:
         tried.extend((config.lr, config.steps) for config in configs)
         _said(dict.fromkeys(RATES, "trains"))(self, configs)
 
@@ -120,22 +122,15 @@ def test_rungs_of_a_model_in_eval_mode_train_with_dropout(monkeypatch: pytest.Mo
     assert in_train == in_eval
 
 
-def _said(outcomes: dict[float, str], rescued_by: int | None = None, warmups: list[int] | None = None):
-    """A replacement for trials that gives each learning rate, and any warm-up, a set outcome.
+def _with(outcome: str, config: Recipe) -> Forecast:
+    return Forecast(outcome, "so", config.optimizer, config.lr, config.warmup, config.steps, 2.4)
 
-    `warmups` receives the warm-ups in the order in which they are tried.
-    """
 
-    def try_all(self, configs) -> None:
-        for config in configs:
-            if warmups is not None:
-                warmups.append(config.warmup)
-            outcome = outcomes[config.lr]
-            if config.warmup and rescued_by is not None and config.warmup >= rescued_by:
-                outcome = "trains"
-            self.rungs.append(
-                Forecast(outcome, "so", config.optimizer, config.lr, config.warmup, config.steps, 2.4)
-            )
+def _said(outcomes: dict[float, str]):
+    """A replacement for trials that gives each learning rate a set outcome."""
+
+    def try_all(self, configs, *, brief=False) -> None:
+        self.rungs.extend(_with(outcomes[config.lr], config) for config in configs)
 
     return try_all
 
@@ -155,9 +150,15 @@ def test_a_wanted_rate_that_fails_is_tried_with_ramps(
     monkeypatch: pytest.MonkeyPatch, rescued_by: int | None, tried: list[int]
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}, rescued_by, seen))
+
+    def ramped(subject, anatomy, config: Recipe, progress=None) -> Forecast:
+        seen.append(config.warmup)
+        return _with("trains" if rescued_by and config.warmup >= rescued_by else "collapses", config)
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}))
+    monkeypatch.setattr(ladder_module, "forecast", ramped)
     ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
-    assert seen == [0, *tried], "shorter ones while they help, longer ones until one does"
+    assert seen == tried, "shorter ones while they help, longer ones until one does"
     shortest = min((each for each in tried if rescued_by is not None and each >= rescued_by), default=None)
     assert ladder.warmup.startswith("does not help" if shortest is None else f"{shortest} steps")
     assert ladder.warmup_steps == shortest
@@ -199,7 +200,7 @@ def test_a_larger_rate_is_looked_up_where_it_is_as_far_in_rate_times_steps() -> 
 
 def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def rungs(loss: float):
-        def try_all(self, configs) -> None:
+        def try_all(self, configs, *, brief=False) -> None:
             self.rungs.extend([rung_of(1e-4, 5.5, 5.2, 4.6), rung_of(1e-3, 5.2, 4.5, loss)])
 
         return try_all
@@ -212,12 +213,12 @@ def test_a_slow_rate_is_found_out_by_a_larger_one(monkeypatch: pytest.MonkeyPatc
         assert (ladder.rungs[0].certainty > 0.5) == (outcome == "trains")
 
 
-def by_rate(outcomes: dict[float, Any], tried: list[tuple[float, int]]):
-    """A replacement for trials: losses after each 9 steps by rate; `tried` receives rates and steps."""
+def by_rate(outcomes: dict[float, Any], tried: list[tuple[float, bool]]):
+    """A replacement for trials: losses after each 9 steps by rate; `tried` receives rates and `brief`."""
 
-    def try_all(self, configs) -> None:
+    def try_all(self, configs, *, brief=False) -> None:
         for config in configs:
-            tried.append((config.lr, config.steps))
+            tried.append((config.lr, brief))
             self.rungs.append(rung_of(config.lr, *outcomes[config.lr], step=9))
 
     return try_all
@@ -227,18 +228,18 @@ FALLS = (5.2, 4.8, 4.4, 4.0)
 
 
 @pytest.mark.parametrize(
-    ("losses", "outcomes", "steps"),
+    ("losses", "outcomes"),
     [
-        ((3.4, 2.6, 2.5, 2.4), ["trains", "trains"], None),
-        ((5.6, 5.6, 5.6, 5.5), ["slow", "slow"], None),
-        ((5.6, 4.4, 3.6, 3.3), None, STEPS // 2),
+        ((3.4, 2.6, 2.5, 2.4), ["trains", "trains"]),
+        ((5.6, 5.6, 5.6, 5.5), ["slow", "slow"]),
+        ((5.6, 4.4, 3.6, 3.3), None),
     ],
 )
 def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
-    monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], outcomes: list[str] | None, steps: int | None
+    monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], outcomes: list[str] | None
 ) -> None:
     """The baseline is 3 nats. The rate 2.5e-3 is after 20 and 25 steps where the low ones are after 250."""
-    tried: list[tuple[float, int]] = []
+    tried: list[tuple[float, bool]] = []
     by = {2e-4: FALLS, 2.5e-4: FALLS, 2.5e-3: losses, 1e-2: (4.0, 3.5, 3.0, 2.0), 2e-2: (4.4, 3.9, 3.4, 2.4)}
     monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
     model = Tiny(depth=1)
@@ -246,9 +247,8 @@ def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
     subject.unigram_entropy = 3.0
     ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
     assert [rung.lr for rung in ladder.rungs] == sorted(by)
-    assert tried[:3] == [(2.5e-3, STEPS), (1e-2, STEPS), (2e-2, STEPS)], "the larger ones first"
-    halves = [] if steps is None else [(2e-4, steps), (2.5e-4, steps)]
-    assert tried[3:] == halves + [(lr, STEPS) for lr, _ in halves], "these halves are hasty"
+    assert tried[:3] == [(2.5e-3, False), (1e-2, False), (2e-2, False)], "the larger ones first"
+    assert tried[3:] == ([(2e-4, True), (2.5e-4, True)] if outcomes is None else [])
     if outcomes is not None:
         low = ladder.rungs[:2]
         assert [rung.outcome for rung in low] == outcomes
@@ -256,37 +256,33 @@ def test_low_rates_are_decided_by_larger_ones_or_by_half_a_trial(
         assert all((rung.certainty > 0.5) == rung.trains and rung.is_sure for rung in low)
 
 
-def test_half_a_trial_that_is_hasty_is_followed_by_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.5e-4 falls fast enough in 18 steps, 2e-4 does not; larger rates leave both open."""
-    tried: list[tuple[float, int]] = []
-    by = {2e-4: (5.5, 5.4), 2.5e-4: (4.2, 3.9), 2.5e-3: (5.6, 4.4, 3.6, 3.3), 1e-2: (4.0, 3.5, 3.0, 2.0)}
-
-    def try_all(self, configs) -> None:
-        for config in configs:
-            tried.append((config.lr, config.steps))
-            outcome = "slow" if config.lr == 2e-4 else "trains"
-            rung = rung_of(config.lr, *by[config.lr], outcome=outcome, step=9)
-            self.rungs.append(dataclasses.replace(rung, steps=config.steps))
-
-    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+def test_brief_trials_stop_half_way_unless_they_are_hasty() -> None:
+    """At 1e-6 the loss stands still. At 2e-3 it falls fast, without being under the entropy of 1 yet."""
     model = Tiny(depth=1)
-    subject = subject_of(model)
-    subject.unigram_entropy = 3.0
-    ladder = forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
-    assert tried[2:] == [(2e-4, STEPS // 2), (2.5e-4, STEPS // 2), (2.5e-4, STEPS)]
-    assert [rung.lr for rung in ladder.rungs] == sorted(by), "each once"
+    subject, anatomy = subject_of(model), anatomy_of(model)
+    subject.unigram_entropy = 1.0
+    configs = [Recipe(lr=lr, steps=STEPS) for lr in (1e-6, 2e-3)]
+    steps = {}
+    for brief in (True, False):
+        ladder = ladder_module._Ladder(subject, anatomy, lambda step, steps: None, 2)
+        ladder.try_all(configs, brief=brief)
+        assert [rung.outcome for rung in ladder.rungs] == ["slow", "trains"]
+        steps[brief] = [rung.curve[-1].step for rung in ladder.rungs]
+        looks = [{look.step: look.coherence is not None for look in rung.curve} for rung in ladder.rungs]
+        assert looks[0][STEPS // 2] == looks[1][STEPS // 2] == brief, "gradients decide half-way"
+    assert steps[True] == [STEPS // 2, STEPS]
+    assert steps[False] == [STEPS, STEPS]
+    alone = ladder_module._Ladder(subject, anatomy, lambda step, steps: None, 1)
+    alone.try_all(configs[:1], brief=True)
+    assert alone.rungs[0].curve[-1].step == STEPS // 2, "also if it is the only one"
 
 
-def test_an_interrupt_keeps_hasty_halves_and_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    by = {2e-4: (4.3, 4.0), 2.5e-4: (4.2, 3.9), 2.5e-3: (5.6, 4.4, 3.6, 3.3), 1e-2: (4.0, 3.5, 3.0, 2.0)}
+def test_an_interrupted_ladder_ascends(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = {2.5e-4: (4.2, 3.9), 2.5e-3: (5.6, 4.4, 3.6, 3.3), 1e-2: (4.0, 3.5, 3.0, 2.0)}
 
-    def try_all(self, configs) -> None:
-        for config in configs:
-            rung = rung_of(config.lr, *by[config.lr], step=9)
-            low_and_whole = config.lr < 1e-3 and config.steps == STEPS
-            outcome = "not measured" if low_and_whole and config.lr == 2.5e-4 else "trains"
-            self.rungs.append(dataclasses.replace(rung, steps=config.steps, outcome=outcome))
-        if low_and_whole:
+    def try_all(self, configs, *, brief=False) -> None:
+        self.rungs.extend(rung_of(config.lr, *by[config.lr], step=9) for config in configs)
+        if brief:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
@@ -295,17 +291,27 @@ def test_an_interrupt_keeps_hasty_halves_and_the_order(monkeypatch: pytest.Monke
     subject.unigram_entropy = 3.0
     with pytest.raises(LadderInterrupted) as stop:
         forecast_ladder(subject, anatomy_of(model), Recipe(lr=1e-2), by)
-    rungs = stop.value.ladder.rungs
-    assert [rung.lr for rung in rungs] == sorted(by), "ascending, each once"
-    assert [rung.steps for rung in rungs[:2]] == [STEPS, STEPS // 2], "2.5e-4 was not measured again"
-    assert {rung.outcome for rung in rungs} == {"trains"}
+    assert [rung.lr for rung in stop.value.ladder.rungs] == sorted(by)
+
+
+def test_ids_that_look_random_are_undecided_on_a_ladder_too() -> None:
+    """Only a failure would decide; larger rates do not change that."""
+    generator = torch.Generator().manual_seed(0)
+    model = load("nn:decoder,scheme=pre,depth=1,width=16,heads=2").model
+    batches = [torch.randint(64, (8, 24), generator=generator) for _ in range(60)]
+    subject = make_subject(model, batches)
+    ladder = forecast_ladder(subject, read_anatomy(subject), Recipe(lr=1e-3), [1e-3, 3e-3])
+    assert [rung.outcome for rung in ladder.rungs] == ["undecided"] * 2
+    assert all("look random" in rung.reason for rung in ladder.rungs)
+    assert ladder.best is not None
+    assert ladder.best.rate is None, "there is no loss to beat"
 
 
 @pytest.mark.parametrize("why", ["the input hides the targets", "a warm-up"])
 def test_no_larger_rate_decides_where_progress_is_not_rate_times_steps(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    tried: list[tuple[float, int]] = []
+    tried: list[tuple[float, bool]] = []
     by = {2.5e-4: FALLS, 2.5e-3: (3.4, 2.6, 2.5, 2.4), 1e-2: (4.0, 3.5, 3.0, 2.0)}
     monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
     monkeypatch.setattr(ladder_module, "hides_targets", lambda batch: why == "the input hides the targets")
@@ -314,21 +320,21 @@ def test_no_larger_rate_decides_where_progress_is_not_rate_times_steps(
     subject.unigram_entropy = 3.0
     config = Recipe(lr=1e-2, warmup=5 * (why == "a warm-up"))
     forecast_ladder(subject, anatomy_of(model), config, by)
-    assert (2.5e-4, STEPS // 2) in tried
+    assert (2.5e-4, True) in tried
 
 
 def test_low_rates_are_tried_in_full_while_the_best_one_is_the_lowest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried: list[tuple[float, int]] = []
+    tried: list[tuple[float, bool]] = []
     above = {3e-5: 0.0, 6e-5: 0.0, 1e-4: 0.5, 2e-4: 0.0, 4e-4: 0.1, 1e-2: 0.2, 2e-2: 0.3}
     by = {lr: tuple(loss + more for loss in FALLS) for lr, more in above.items()}
     monkeypatch.setattr(ladder_module._Ladder, "try_all", by_rate(by, tried))
     laddered(Tiny(depth=1), by, lr=1e-2)
-    assert tried[:2] == [(1e-2, STEPS), (2e-2, STEPS)]
-    assert tried[2:4] == [(2e-4, STEPS), (4e-4, STEPS)], "1e-2 is the best so far, and the lowest"
-    assert tried[4:6] == [(6e-5, STEPS), (1e-4, STEPS)], "now 2e-4 is"
-    assert tried[6:] == [(3e-5, STEPS)], "and then 6e-5"
+    assert tried[:2] == [(1e-2, False), (2e-2, False)]
+    assert tried[2:4] == [(2e-4, False), (4e-4, False)], "1e-2 is the best so far, and the lowest"
+    assert tried[4:6] == [(6e-5, False), (1e-4, False)], "now 2e-4 is"
+    assert tried[6:] == [(3e-5, False)], "and then 6e-5"
 
 
 def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
@@ -417,8 +423,7 @@ def test_an_interrupt_hands_over_the_rungs_that_were_tried(
         assert [rung.outcome for rung in rungs] == ["not measured"] * 2
         assert rungs[0].curve[-1].step >= 15, "what was seen is kept"
     else:
-        assert len(rungs) == 1
-        assert rungs[0].outcome != "not measured"
+        assert [rung.outcome == "not measured" for rung in rungs] == [False, True]
     assert stop.value.ladder.warmup.startswith("not tried: interrupted after")
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import SUNK
-from normscope.forecast.stopping import best_place, decided_by_larger, is_settled
-from normscope.forecast.watch import WatchedTrial, _ended
+from normscope.forecast.rule import SUNK, Decision
+from normscope.forecast.stopping import best_place, decided_by_larger, is_hasty, is_settled
+from normscope.forecast.watch import WatchedTrial, _decided, _sure
 from normscope.subjects.subject import Baseline
 from normscope.train import Trials
 
@@ -110,9 +110,20 @@ def test_settled_trials_stop_half_way_but_those_beside_the_best() -> None:
         *(watch(learnt), watch(sunk, "collapses")),
     ]
     trials: Any = SimpleNamespace(live=list(range(len(watches))))
-    assert _ended(cast(Trials, trials), watches, early=True) == [0, 5, 6], "3 is the best, 1 is open"
+    assert _decided(cast(Trials, trials), watches, brief=False) == [0, 5, 6], "3 is the best, 1 is open"
     beside = [watch(curve(2.6, 2.0)), watch(sunk, "collapses")]
     trials.live = [0, 1]
-    assert _ended(cast(Trials, trials), beside, early=True) == [1], "a failure is no candidate"
+    assert _decided(cast(Trials, trials), beside, brief=False) == [1], "a failure is no candidate"
     doubtful = [watch(open_, doubt=True), watch(open_)]
-    assert _ended(cast(Trials, trials), doubtful, early=False) == [1]
+    assert _sure(cast(Trials, trials), doubtful) == [1]
+
+
+def test_half_a_trial_is_hasty_where_it_is_in_doubt_or_promises_what_is_not_learnt() -> None:
+    far, learnt = curve(4.4, 3.5)[-1], curve(3.4, 2.85)[-1]
+    trains, slow = Decision("trains", ""), Decision("slow", "")
+    assert is_hasty(trains, far, NATS)
+    assert is_hasty(trains, learnt, Baseline(None)), "nothing shows that it has learnt"
+    assert is_hasty(Decision("undecided", "", in_doubt=True), far, NATS)
+    assert not is_hasty(trains, learnt, NATS)
+    assert not is_hasty(slow, far, NATS)
+    assert not is_hasty(Decision("undecided", ""), far, NATS)

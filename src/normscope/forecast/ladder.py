@@ -15,7 +15,7 @@ from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_m
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
-from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger, is_hasty
+from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import RECENT, Progress, train_copies
 from normscope.nn import has_own_rates
@@ -91,22 +91,18 @@ def _at_rates(config: Recipe, rates: Iterable[float]) -> list[Recipe]:
     return [configs[rate] for rate in sorted(configs)]
 
 
-def _halved(config: Recipe) -> Recipe:
-    return dataclasses.replace(config, steps=max(1, config.steps // 2))
-
-
 @dataclass
 class _Ladder:
     """Forecasts of one model under several configs, in the order in which they were tried.
 
     Attributes:
-        total: number of configs to come, for the progress.
+        total: number of configs in all, for the progress.
     """
 
     subject: Subject
     anatomy: Anatomy
     progress: Progress
-    total: int = 0
+    total: int
     rungs: list[Forecast] = field(default_factory=list)
 
     def result(self, warmup: Warmup) -> LadderForecast:
@@ -114,23 +110,22 @@ class _Ladder:
         rungs = tuple(sorted(self.rungs, key=lambda rung: rung.lr))
         return LadderForecast(rungs, largest, warmup.words, warmup.steps, ramps=warmup.trials)
 
-    def try_all(self, configs: Sequence[Recipe]) -> None:
-        """Add a forecast of each of `configs`, which share their steps."""
+    def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
+        """Add a forecast of each of `configs`, which share their steps; `brief` as in `train_copies`."""
         size, before = self.replicas(configs), len(self.rungs)
-        total = max(self.total, before + len(configs))
         for done in range(0, len(configs), size):
             part = configs[done : done + size]
-            if size > 1 and self.stacked(part, _part(self.progress, before + done, len(part), total)):
-                continue
-            for i, config in enumerate(part, done):
-                told = _part(self.progress, before + i, 1, total)
-                self.rungs.append(forecast(self.subject, self.anatomy, config, told))
+            told = _part(self.progress, before + done, len(part), self.total)
+            if not self.is_simple(part) or not self.stepped(part, told, brief):
+                for i, config in enumerate(part, before + done):
+                    told = _part(self.progress, i, 1, self.total)
+                    self.rungs.append(forecast(self.subject, self.anatomy, config, told))
 
     def try_low(self, configs: Sequence[Recipe]) -> None:
         """Add forecasts of `configs`, whose rates ascend and are lower than those tried so far.
 
         As long as the best rate may be lower than those tried, the next ones are tried in full. The others
-        are decided by larger rates, or else by half a trial, or by a whole one if that is hasty.
+        are decided by larger rates, or else by half a trial, which goes on if that is hasty.
         """
         rest = list(configs)
         while rest and self.best_is_lowest:
@@ -139,29 +134,13 @@ class _Ladder:
             del rest[-AT_ONCE:]
         decided = [(config, self.by_larger(config)) for config in rest]
         if tried := [config for config, decision in decided if decision is None]:
-            self.try_all(list(map(_halved, tried)))
-            self.try_hasty(tried)
+            self.try_all(tried, brief=True)
         for config, decision in decided:
             if decision is not None:
                 sure = REACHES if decision.outcome == "trains" else STAYS
                 rung = as_forecast(decision, self.subject, self.anatomy, config, ())
                 self.rungs.append(dataclasses.replace(rung, certainty=sure))
         self.rungs.sort(key=lambda rung: rung.lr)
-
-    def try_hasty(self, configs: Sequence[Recipe]) -> None:
-        """Replace the hasty half-trials of `configs` by whole ones; those that are interrupted stay."""
-        low = {config.lr for config in configs}
-        halves = {rung.lr: rung for rung in self.rungs if rung.lr in low and is_hasty(rung)}
-        if not halves:
-            return
-        others = [rung for rung in self.rungs if rung.lr not in halves]
-        self.rungs = list(others)
-        try:
-            self.try_all([config for config in configs if config.lr in halves])
-        finally:
-            wholes = {rung.lr: rung for rung in self.rungs if rung.lr in halves}
-            measured = {lr: rung for lr, rung in wholes.items() if rung.outcome != "not measured"}
-            self.rungs = others + list((halves | measured).values())
 
     @property
     def best_is_lowest(self) -> bool:
@@ -180,14 +159,16 @@ class _Ladder:
         tokens = is_of_tokens(self.subject.batch)
         return decided_by_larger(found, healthy[0].curve[0].loss, self.subject.baseline, tokens=tokens)
 
+    def is_simple(self, configs: Sequence[Recipe]) -> bool:
+        """Whether one trial a rung is made: none with and without warm-up, and none that cannot be made."""
+        return not why_not_tried(self.subject, configs[0]) and all(c.warmup <= c.steps for c in configs)
+
     def replicas(self, configs: Sequence[Recipe]) -> int:
-        """Number of rungs stepped together; one where each has to be tried with and without warm-up."""
-        if why_not_tried(self.subject, configs[0]) or any(c.warmup > c.steps for c in configs):
-            return 1
+        """Number of rungs stepped together."""
         numbers = sum(p.numel() for p in self.subject.model.parameters())
         return max(1, min(len(configs), MOST_PARAMETERS // numbers))
 
-    def stacked(self, configs: Sequence[Recipe], progress: Progress) -> bool:
+    def stepped(self, configs: Sequence[Recipe], progress: Progress, brief: bool) -> bool:
         """Whether forecasts of `configs` could be made together.
 
         A model that cannot be copied, or whose copy does not learn, is left to `forecast`, which gives the
@@ -196,7 +177,14 @@ class _Ladder:
         curves: list[list[ForecastStep]] = [[] for _ in configs]
         decisions: Sequence[Decision] | None = None
         train = functools.partial(
-            train_copies, self.subject, self.anatomy, configs, curves, progress, sparse=True
+            train_copies,
+            self.subject,
+            self.anatomy,
+            configs,
+            curves,
+            progress,
+            sparse=True,
+            brief=brief,
         )
         try:
             with untouched(self.subject.model):
@@ -221,13 +209,8 @@ class _Ladder:
             return Warmup("not needed", 0)
         if not without.failed:
             return Warmup(f"not tried: the trial at {config.lr:g} is {without.outcome}", None)
-        return shortest_warmup(bare, without, self.alone)
-
-    def alone(self, config: Recipe) -> Forecast:
-        """The forecast of one config, beside the rungs."""
-        tries = _Ladder(self.subject, self.anatomy, self.progress)
-        tries.try_all([config])
-        return tries.rungs[0]
+        attempt = functools.partial(forecast, self.subject, self.anatomy, progress=self.progress)
+        return shortest_warmup(bare, without, attempt)
 
 
 def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
@@ -235,7 +218,7 @@ def compared(rung: Forecast, rungs: Sequence[Forecast]) -> Forecast:
 
     A failure stays one, but for a plateau of measured values: noise hides that batches agree.
     """
-    if not rung.curve:
+    if not rung.curve or rung.baseline.loss is None:
         return rung
     found = ahead(rung.lr, rung.curve[-1].recent_loss, rungs)
     judged = ("trains", "slow", "undecided") if rung.tokens else ("trains", "slow", "undecided", "plateau")

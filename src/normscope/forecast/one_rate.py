@@ -99,11 +99,6 @@ class _Run:
         return Decision("not measured", "no parameter of the model gets a gradient from the loss")
 
     def result(self, decision: Decision) -> Forecast:
-        size = None if self.subject.unigram_entropy is not None else num_random_ids(self.subject.batch)
-        if decision.outcome == "trains" and size is not None:  # as for noise: only a failure would decide
-            bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
-            said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
-            decision = dataclasses.replace(decision, outcome="undecided", reason=said)
         return as_forecast(decision, self.subject, self.anatomy, self.config, self.curve)
 
     def unmeasured(self, reason: str) -> Forecast:
@@ -113,7 +108,12 @@ class _Run:
 def as_forecast(
     decision: Decision, subject: Subject, anatomy: Anatomy, config: Recipe, curve: Sequence[ForecastStep]
 ) -> Forecast:
-    """A decision with its trial and measurements."""
+    """A decision with its trial and measurements; no run on ids that look random is said to train."""
+    size = None if subject.unigram_entropy is not None else num_random_ids(subject.batch)
+    if decision.outcome == "trains" and size is not None:  # as for noise: only a failure would decide
+        bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
+        said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
+        decision = dataclasses.replace(decision, outcome="undecided", reason=said)
     return Forecast(
         decision.outcome,
         decision.reason,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from normscope.forecast.best_rate import extrapolated
-from normscope.forecast.record import Forecast, ForecastStep
+from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import NEAR, WORST, Decision, decide, has_learnt, life
 from normscope.subjects.subject import Baseline
 
@@ -16,7 +16,7 @@ CLEAR = -0.3
 EARLIEST = 15
 """Steps before which no trial stops: tokens may become alike for a while."""
 LOW = 0.03
-"""Share of the largest rate up to which a rate is tried after the larger ones, if they leave it open."""
+"""Share of the largest rate up to which a rate is low: tried after the larger ones, if they leave it open."""
 FAR_ABOVE, FAR_SHARE = 1.0, 1 / 3
 """Nats above the unigram entropy, and share of the first excess, from which no run got there in 300 steps."""
 REACHES, STAYS = 0.95, 0.03
@@ -49,14 +49,17 @@ def best_place(curves: Mapping[int, Sequence[ForecastStep]], warmup: int) -> int
     return min(ends, key=ends.__getitem__) if ends else None
 
 
-def is_hasty(rung: Forecast) -> bool:
-    """Whether half a trial predicts that a run trains that has not learnt yet.
+def is_hasty(found: Decision, last: ForecastStep, baseline: Baseline) -> bool:
+    """Whether half a trial is in doubt, or predicts that a run trains that has not learnt yet.
 
-    The loss falls fast at first: of 22 such runs of the ladders that the rule was set on, 17 trained.
+    The loss falls fast at first, also in runs that are too slow.
+
+    Args:
+        found: the decision half-way.
+        last: the measurement half-way.
     """
-    baseline = rung.baseline
-    learnt = baseline.loss is not None and has_learnt(rung.curve[-1], baseline.loss, baseline.unit)
-    return rung.outcome == "trains" and not learnt
+    learnt = baseline.loss is not None and has_learnt(last, baseline.loss, baseline.unit)
+    return found.in_doubt or (found.outcome == "trains" and not learnt)
 
 
 def decided_by_larger(ahead: float, start: float, baseline: Baseline, *, tokens: bool) -> Decision | None:

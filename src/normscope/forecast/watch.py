@@ -16,7 +16,7 @@ from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
-from normscope.forecast.stopping import EARLIEST, best_place, is_settled
+from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy, hides_targets
@@ -82,9 +82,8 @@ class WatchedTrial:
             gradients: norms by block of the last step's gradients; None reads them from the model.
             norms: norms of all gradients of each step so far, where known.
         """
-        evaluator = Evaluator(self.subject, self.anatomy, self.model, self.states)
         recent = losses[-RECENT:]
-        loss, diversity = evaluator.state()
+        loss, diversity = Evaluator(self.subject, self.anatomy, self.model, self.states).state()
         self.curve.append(
             ForecastStep(
                 step=step,
@@ -99,22 +98,29 @@ class WatchedTrial:
                 largest_gradient=_largest(self._known(norms, losses)),
             )
         )
-        if step >= self.config.steps and math.isfinite(loss) and self._compares_gradients:
-            num = SPARSE_BATCHES if self.sparse else COHERENCE_BATCHES
-            coherence, aligned = evaluator.pull(list(itertools.islice(endless(self.subject.batches), num)))
-            self.curve[-1] = dataclasses.replace(self.curve[-1], coherence=coherence, alignment=aligned)
+        if step >= self.config.steps and not (self.sparse and self.is_settled):
+            self.compare_gradients()
 
-    @property
-    def _compares_gradients(self) -> bool:
-        """Whether the end of the trial compares the gradients of several batches."""
+    def compare_gradients(self) -> None:
+        """Add to the last measurement how far several batches agree, if the rule asks for it."""
         judged = is_of_tokens(self.subject.batch) or self.subject.baseline.loss is not None
-        return judged and not (self.sparse and self.is_settled)
+        if not judged or not math.isfinite(self.curve[-1].loss):
+            return
+        num = SPARSE_BATCHES if self.sparse else COHERENCE_BATCHES
+        batches = list(itertools.islice(endless(self.subject.batches), num))
+        coherence, aligned = Evaluator(self.subject, self.anatomy, self.model, self.states).pull(batches)
+        self.curve[-1] = dataclasses.replace(self.curve[-1], coherence=coherence, alignment=aligned)
 
     @property
     def is_settled(self) -> bool:
         """Whether the trial is decided without more steps, see `stopping`."""
         tokens = is_of_tokens(self.subject.batch)
         return is_settled(self.curve, self.subject.baseline, tokens=tokens, warmup=self.config.warmup)
+
+    @property
+    def is_hasty(self) -> bool:
+        """Whether half of the trial is not enough, see `stopping`."""
+        return is_hasty(self.decision, self.curve[-1], self.subject.baseline)
 
     def _known(self, norms: Sequence[float], losses: Sequence[float]) -> list[float]:
         """The norms of gradients that are known, inf where the loss was not finite.
@@ -157,6 +163,7 @@ def train_copies(
     *,
     in_place: bool = False,
     sparse: bool = False,
+    brief: bool = False,
 ) -> list[Decision] | None:
     """Train a copy of the model under each of `configs`, measure it into its curve, and decide each.
 
@@ -166,6 +173,7 @@ def train_copies(
     Args:
         in_place: train the original, see `working_copy`.
         sparse: measure no more often than the rule needs, and compare fewer batches.
+        brief: stop half-way each trial that is not hasty, see `stopping`.
 
     Returns:
         None where no parameter gets a gradient, or where a model that cannot be copied has several configs.
@@ -188,7 +196,7 @@ def train_copies(
             for model, config, curve in zip(models, configs, curves, strict=True)
         ]
         measure_at = measured_steps(configs[0].steps, sparse)
-        return _watched(trials, watches, measure_at, checkpoint, progress)
+        return _watched(trials, watches, measure_at, checkpoint, progress, brief)
 
 
 def _side_by_side(
@@ -210,35 +218,46 @@ def _watched(
     measure_at: Set[int],
     checkpoint: Callable[[], None],
     progress: Progress,
+    brief: bool,
 ) -> list[Decision] | None:
     """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps.
 
-    Of several trials, those that are decided half-way stop there.
+    Of several trials, those that are decided half-way stop there; `brief` ones are decided there.
     """
     watches[0].measure(0, (), None)
     for watch in watches[1:]:  # the copies are alike before the first step
         watch.curve.append(watches[0].curve[0])
     steps = watches[0].config.steps
-    half = steps // 2 if len(watches) > 1 and steps // 2 >= EARLIEST else steps
-    for last in (half, steps, steps + EXTENSION):
+    stops = (brief or len(watches) > 1) and steps // 2 >= EARLIEST
+    for last in (steps // 2 if stops else steps, steps, steps + EXTENSION):
         while trials.step < last and trials.live:
             checkpoint()
             progress(trials.step, max(last, steps))
             if not _advance(trials, watches, {*measure_at, last}):
                 return None
-        for k in _ended(trials, watches, last < steps):
+        ended = _decided(trials, watches, brief) if last < steps else _sure(trials, watches)
+        for k in ended:
             trials.drop(k)
     progress(trials.step, trials.step)
     return [watch.decision for watch in watches]
 
 
-def _ended(trials: Trials, watches: Sequence[WatchedTrial], early: bool) -> list[int]:
-    """Live trials that end here: half-way (`early`) the settled ones, later all but doubtful ones.
+def _sure(trials: Trials, watches: Sequence[WatchedTrial]) -> list[int]:
+    """Live trials that end after their steps: all that are not in doubt."""
+    return [k for k in trials.live if not watches[k].decision.in_doubt]
 
-    The trial that is predicted to have the lowest loss and its neighbours go on: the best rate is among them.
+
+def _decided(trials: Trials, watches: Sequence[WatchedTrial], brief: bool) -> list[int]:
+    """Live trials that end half-way: the settled ones, or (`brief`) all that are not hasty.
+
+    Unless they are brief, the trial that is predicted to have the lowest loss and its neighbours go on: the
+    best rate is among them.
     """
-    if not early:
-        return [k for k in trials.live if not watches[k].decision.in_doubt]
+    if brief:
+        for k in trials.live:
+            if not watches[k].is_settled:
+                watches[k].compare_gradients()
+        return [k for k in trials.live if not watches[k].is_hasty]
     healthy = {k: watches[k].curve for k in trials.live if not watches[k].decision.failed}
     best = best_place(healthy, watches[0].config.warmup)
     beside = set() if best is None else {best - 1, best, best + 1} & healthy.keys()
