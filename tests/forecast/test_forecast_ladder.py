@@ -343,6 +343,8 @@ def test_a_failure_stays_one_whatever_a_larger_rate_says() -> None:
     assert ladder_module.compared(low, [low, high]) is low
     stuck = dataclasses.replace(low, outcome="plateau")
     assert ladder_module.compared(stuck, [low, high]) is stuck
+    noise = dataclasses.replace(low, outcome="undecided", unigram_entropy=None)
+    assert ladder_module.compared(noise, [noise, high]) is noise, "no loss to beat"
     values = dataclasses.replace(stuck, tokens=False)
     assert ladder_module.compared(values, [low, high]).outcome != "plateau", "its pull is judged again"
 
