@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.process import records_of, wilson
-from benchmarks.regimes.scores import Record, Scored, ladders
-from normscope.forecast import BestRate, Forecast, ForecastStep
+from benchmarks.regimes.judged import forecast_of
+from benchmarks.regimes.scores import Scored, ladders
+from normscope.forecast import BestRate
 from normscope.forecast.best_rate import best_rate
 
 NEAR = 2.0
-_FIELDS = ("outcome", "reason", "optimizer", "lr", "warmup", "steps", "unigram_entropy", "score")
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,6 @@ def named(ladder: Scored) -> Named:
         ended = [cell for cell in ladder.cells if cell.runs[number]["last"] is not None]
         best.append(min(ended, key=lambda cell: cell.runs[number]["last"]).forecast["lr"])
     return Named(ladder, said, tuple(best))
-
-
-def forecast_of(record: Record) -> Forecast:
-    """A forecast from its stored fields."""
-    curve = tuple(ForecastStep(**step) for step in record["curve"])
-    return Forecast(**{name: record[name] for name in _FIELDS}, curve=curve)
 
 
 def table(found: Sequence[Named]) -> str:

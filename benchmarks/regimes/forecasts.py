@@ -1,18 +1,24 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
     python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh] [--only WORD]
+                                           [--whole]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
 The forecasts are those of `normscope check --forecast` at the seed of replica 0. The rule is set on the part
-that is seen; the parts that are held out and fresh are forecast once, when the rule is fixed.
+that is seen; the parts that are held out and fresh are forecast once, when the rule is fixed. With `--whole`
+no trial stops early, and no rate is left to larger ones.
 """
 
 import argparse
+import contextlib
+import importlib
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -55,6 +61,18 @@ def forecasts(case: Case) -> list[dict[str, Any]]:
     ]
 
 
+@contextlib.contextmanager
+def whole_trials() -> Iterator[None]:
+    """Context without early stops: each rate of a ladder has a whole trial, as before there were stops."""
+    ladder, watch = (importlib.import_module(f"normscope.forecast.{name}") for name in ("ladder", "watch"))
+    with (
+        mock.patch.object(ladder, "LOW", 0.0),
+        mock.patch.object(watch, "EARLIEST", math.inf),
+        mock.patch.object(watch, "is_settled", lambda *looks, **facts: False),
+    ):
+        yield
+
+
 def _plain(rung: Forecast) -> dict[str, Any]:
     """A forecast as JSON can hold it: numbers that are not finite are null, others have six digits."""
     found: dict[str, Any] = _finite(rung.to_dict())
@@ -77,6 +95,7 @@ def main() -> None:
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
     parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="seen")
     parser.add_argument("--only", default="", help="part of the names of ladders")
+    parser.add_argument("--whole", action="store_true", help="without early stops")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {row["case"] for row in records_of(options.file)}
@@ -84,7 +103,8 @@ def main() -> None:
         wanted = case.regime in (options.regime or REGIMES) and options.only in case.name
         if not wanted or case.part != options.part or name_of(case) in known:
             continue
-        found = forecasts(case)
+        with whole_trials() if options.whole else contextlib.nullcontext():
+            found = forecasts(case)
         with options.file.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in found)
         print(name_of(case), found[0]["seconds"], [row["outcome"] for row in found], flush=True)
