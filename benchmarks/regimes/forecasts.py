@@ -68,7 +68,7 @@ def whole_trials() -> Iterator[None]:
     with (
         mock.patch.object(ladder, "LOW", 0.0),
         mock.patch.object(watch, "EARLIEST", math.inf),
-        mock.patch.object(watch, "is_settled", lambda *looks, **facts: False),
+        mock.patch.object(watch, "is_settled", return_value=False),
     ):
         yield
 

@@ -4,7 +4,7 @@
     python -m benchmarks.regimes.forecasts STOPPED --part seen
     python -m benchmarks.regimes.stops TRUTH WHOLE STOPPED
 
-WHOLE and STOPPED are forecasts of the same ladders without and with the stops of `normscope.forecast.stopping`.
+WHOLE and STOPPED are forecasts of the same ladders, without and with the stops of `forecast.stopping`.
 Cells whose replicas disagree are no evidence, except for the counts of runs.
 """
 
@@ -66,8 +66,8 @@ def report(whole: Sequence[Scored], stopped: Sequence[Scored]) -> Iterator[str]:
         found = figures(each)
         taken = sum(steps([forecast_of(cell.forecast) for cell in ladder.cells]) for ladder in each)
         yield (
-            f"{name}: {found['right']} of {found['cells']} cells right, largest rate on {found['largest rates']} of "
-            f"{found['ladders']} ladders, sure {found['sure']}, of which right {found['sure and right']}; "
+            f"{name}: {found['right']} of {found['cells']} cells right, largest rate on "
+            f"{found['largest rates']} of {found['ladders']} ladders, sure {found['sure']}, of which right {found['sure and right']}; "
             f"{taken} steps"
         )
     seen = [each for ladder in whole for each in seen_by_larger(ladder)]
