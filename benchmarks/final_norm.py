@@ -11,12 +11,11 @@ import statistics
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.logit_spread import text
+from benchmarks.logit_spread import losses_of, text
 
-WIDTH, HEADS, LENGTH, BATCH, STEPS, LAST = 48, 2, 32, 8, 200, 50
+WIDTH, HEADS, LENGTH, STEPS, LAST = 48, 2, 32, 200, 50
 DEPTHS, RATES = (2, 12), (1e-3, 1e-2)
 
 
@@ -47,17 +46,10 @@ class Decoder(nn.Module):
 def run(data: Tensor, depth: int, final: bool, rate: float, seed: int = 0) -> tuple[float, float, float]:
     """Mean loss of the last steps, and the RMS of the head's input at the first and the last step."""
     torch.manual_seed(seed)
-    model, generator = Decoder(depth, final), torch.Generator().manual_seed(seed + 100)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    model = Decoder(depth, final)
     losses, sizes = [], []
-    for _ in range(STEPS):
-        starts = torch.randint(0, len(data) - LENGTH - 1, (BATCH,), generator=generator)
-        ids = torch.stack([data[start : start + LENGTH + 1] for start in starts])
-        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    for loss in losses_of(model, data, rate, seed, LENGTH, STEPS):
+        losses.append(loss)
         sizes.append(model.read.square().mean().sqrt().item())
     return statistics.fmean(losses[-LAST:]), sizes[0], sizes[-1]
 

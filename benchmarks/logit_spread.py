@@ -10,6 +10,7 @@ norm on queries and keys. Twelve minutes on one core.
 import math
 import statistics
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -64,20 +65,26 @@ def text() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8).long()
 
 
-def final_loss(data: Tensor, factor: float, normed: bool, rate: float, seed: int) -> float:
-    """Mean loss of the last steps of one run."""
-    torch.manual_seed(seed)
-    model, generator = Decoder(factor, normed), torch.Generator().manual_seed(seed + 100)
+def losses_of(
+    model: nn.Module, data: Tensor, rate: float, seed: int, length: int, steps: int
+) -> Iterator[float]:
+    """Train a model on windows of `data`, and yield the loss of each step after it."""
+    generator = torch.Generator().manual_seed(seed + 100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    losses = []
-    for _ in range(STEPS):
-        starts = torch.randint(0, len(data) - LENGTH - 1, (BATCH,), generator=generator)
-        ids = torch.stack([data[start : start + LENGTH + 1] for start in starts])
+    for _ in range(steps):
+        starts = torch.randint(0, len(data) - length - 1, (BATCH,), generator=generator)
+        ids = torch.stack([data[start : start + length + 1] for start in starts])
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
+        yield loss.item()
+
+
+def final_loss(data: Tensor, factor: float, normed: bool, rate: float, seed: int) -> float:
+    """Mean loss of the last steps of one run."""
+    torch.manual_seed(seed)
+    losses = list(losses_of(Decoder(factor, normed), data, rate, seed, LENGTH, STEPS))
     return statistics.fmean(losses[-LAST:])
 
 

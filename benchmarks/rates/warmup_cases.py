@@ -6,22 +6,13 @@ A case has one wanted learning rate, which mostly fails without a warm-up. It is
 
 from dataclasses import dataclass
 
-from benchmarks.regimes.builders import Model, causal, decoder, plain
+from benchmarks.regimes.builders import Model, causal, decoder, opt, plain
 from benchmarks.regimes.case import Case
 from benchmarks.regimes.feeds import tokens
 
 BYTES = 256
 WARMUPS = (9, 18, 36, 72, 150)
 SHARES = (1, 0.5, 0.25)
-
-_OPT = {
-    "num_hidden_layers": 6,
-    "hidden_size": 48,
-    "word_embed_proj_dim": 48,
-    "ffn_dim": 192,
-    "num_attention_heads": 3,
-    "do_layer_norm_before": False,
-}
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ CASES = (
     _case("seen", "post 10 32", decoder("post", 10, 32), "adam", 1e-3, 9001),
     _case("held-out", "plain post 9 32", plain(9, 32, norm_first=False, tie=False), "adam", 5e-3, 9101),
     _case("seen", "deepnorm 10 32", decoder("deepnorm", 10, 32), "adamw", 8e-3, 9002),
-    _case("held-out", "opt post 6 48", causal("opt", **_OPT), "adamw", 5e-3, 9102),
+    _case("held-out", "opt post 6 48", causal("opt", **opt(6, 48)), "adamw", 5e-3, 9102),
     _case("seen", "plain post 6 48", plain(6, 48, norm_first=False, tie=False), "adam", 8e-3, 9003),
     _case("held-out", "post 12 32", decoder("post", 12, 32), "adamw", 1e-3, 9103),
     _case("seen", "post 12 32 torch", decoder("post", 12, 32, init="torch"), "adam", 2e-3, 9004),

@@ -85,5 +85,17 @@ def causal(model_type: str, **options: Any) -> Model:
     return Model(build, "input_ids")
 
 
+def opt(depth: int, width: int) -> dict[str, int | bool]:
+    """Options of a Post-LN OPT."""
+    return {
+        "num_hidden_layers": depth,
+        "hidden_size": width,
+        "word_embed_proj_dim": width,
+        "ffn_dim": 4 * width,
+        "num_attention_heads": width // 16,
+        "do_layer_norm_before": False,
+    }
+
+
 def llama(depth: int, width: int) -> dict[str, int]:
     return sizes(depth, width, 3) | {"num_key_value_heads": width // 16}

@@ -9,19 +9,20 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.regimes.builders import Model, cases_of, cases_of_text, causal, decoder, llama, plain, sizes
+from benchmarks.regimes.builders import (
+    Model,
+    cases_of,
+    cases_of_text,
+    causal,
+    decoder,
+    llama,
+    opt,
+    plain,
+    sizes,
+)
 from benchmarks.regimes.feeds import digits, masked, pairs, series, tokens
 from benchmarks.regimes.further_cases import EXPERTS, HALF, LARGE
 from benchmarks.regimes.models import BlockSeries, PlainSeries, of_transformers, ours
-
-_OPT: dict[str, Any] = {
-    "num_hidden_layers": 6,
-    "hidden_size": 48,
-    "word_embed_proj_dim": 48,
-    "ffn_dim": 192,
-    "num_attention_heads": 3,
-    "do_layer_norm_before": False,
-}
 
 TOKENS = cases_of_text(
     "tokens",
@@ -48,7 +49,7 @@ TOKENS = cases_of_text(
         ("pre-no-final 8 48 v1024", decoder("pre-no-final", 8, 48), "licences", 1024, "adam"),
         ("mix-ln 8 32 v4096", decoder("mix-ln", 8, 32), "help", 4096, "adamw"),
         ("plain pre 7 64 v4096", plain(7, 64, norm_first=True, tie=False), "licences", 4096, "adam"),
-        ("opt post 6 48 v1024", causal("opt", **_OPT), "licences", 1024, "adamw"),
+        ("opt post 6 48 v1024", causal("opt", **opt(6, 48)), "licences", 1024, "adamw"),
         # fresh
         ("post 6 64 v2048", decoder("post", 6, 64), "modules", 2048, "adamw"),
         ("pre 9 32 v1024 tied", decoder("pre", 9, 32, tie=True), "modules", 1024, "adam"),

@@ -67,8 +67,8 @@ def report(whole: Sequence[Scored], stopped: Sequence[Scored]) -> Iterator[str]:
         taken = sum(steps([forecast_of(cell.forecast) for cell in ladder.cells]) for ladder in each)
         yield (
             f"{name}: {found['right']} of {found['cells']} cells right, largest rate on "
-            f"{found['largest rates']} of {found['ladders']} ladders, sure {found['sure']}, of which right {found['sure and right']}; "
-            f"{taken} steps"
+            f"{found['largest rates']} of {found['ladders']} ladders, sure {found['sure']}, of which right "
+            f"{found['sure and right']}; {taken} steps"
         )
     seen = [each for ladder in whole for each in seen_by_larger(ladder)]
     for outcome in ("trains", "slow", "open"):

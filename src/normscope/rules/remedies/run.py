@@ -24,37 +24,26 @@ def warm_up(config: Recipe) -> Recipe:
     return config.with_warmup(WARMUP)
 
 
-@run_remedy(
-    "lower-rate",
-    summary="A third of the learning rate.",
-    code="lr = lr / 3",
-    cost="slower progress per step, up to 3 times",
-    source="stability needs learning rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484",
-)
-def lower_rate(config: Recipe) -> Recipe:
-    return dataclasses.replace(config, lr=config.lr / 3)
+STABLE = "stability needs learning rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484"
 
 
-@run_remedy(
-    "much-lower-rate",
-    summary="A tenth of the learning rate.",
-    code="lr = lr / 10",
-    cost="slower progress per step, up to 10 times",
-    source="as lower-rate",
-)
-def much_lower_rate(config: Recipe) -> Recipe:
-    return dataclasses.replace(config, lr=config.lr / 10)
+def _lower_rate(name: str, share: str, times: int) -> None:
+    """Enter the remedy that divides the learning rate by `times`."""
+
+    @run_remedy(
+        name,
+        summary=f"{share} of the learning rate.",
+        code=f"lr = lr / {times}",
+        cost=f"slower progress per step, up to {times} times",
+        source=STABLE,
+    )
+    def lower(config: Recipe) -> Recipe:
+        return dataclasses.replace(config, lr=config.lr / times)
 
 
-@run_remedy(
-    "far-lower-rate",
-    summary="A thirtieth of the learning rate.",
-    code="lr = lr / 30",
-    cost="slower progress per step, up to 30 times",
-    source="as lower-rate",
-)
-def far_lower_rate(config: Recipe) -> Recipe:
-    return dataclasses.replace(config, lr=config.lr / 30)
+_lower_rate("lower-rate", "A third", 3)
+_lower_rate("much-lower-rate", "A tenth", 10)
+_lower_rate("far-lower-rate", "A thirtieth", 30)
 
 
 @run_remedy(
