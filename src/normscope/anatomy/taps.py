@@ -38,6 +38,11 @@ class Tap:
     is_input: bool
     index: int
 
+    def tensor(self, args: Any, output: Any) -> Tensor | None:
+        """The tensor among the arguments and the output of the call; None if there are fewer."""
+        value = args if self.is_input else output
+        return next(itertools.islice(tensors_of(value), self.index, None), None)
+
 
 @dataclass(frozen=True)
 class Tapped:
@@ -119,12 +124,8 @@ def _reader(wanted: Iterable[tuple[Site, Tap]], found: dict[Site, Tensor]) -> Ca
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         call = next(calls)
         for site, tap in wanted:
-            if tap.call == call:
-                tensor = next(
-                    itertools.islice(tensors_of(args if tap.is_input else output), tap.index, None), None
-                )
-                if tensor is not None:
-                    found[site] = tensor
+            if tap.call == call and (tensor := tap.tensor(args, output)) is not None:
+                found[site] = tensor
 
     return hook
 

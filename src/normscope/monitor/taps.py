@@ -1,6 +1,5 @@
 """The tensors of the residual stream to watch, and hooks that hold them in a forward."""
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from normscope.anatomy.taps import Tap, find_taps
 from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.reductions import square
-from normscope.subjects.feed import tensors_of
 
 
 @dataclass(frozen=True)
@@ -113,11 +111,8 @@ class Taps:
             call = self._calls.get(path, 0)
             self._calls[path] = call + 1
             for column, tap in taps:
-                if tap.call == call:
-                    value = args if tap.is_input else output
-                    tensor = next(itertools.islice(tensors_of(value), tap.index, None), None)
-                    if tensor is not None:
-                        self._held[column] = _held(tensor)
+                if tap.call == call and (tensor := tap.tensor(args, output)) is not None:
+                    self._held[column] = _held(tensor)
 
         return hook
 

@@ -59,6 +59,8 @@ NO_GRADIENT = "no parameter of the model gets a gradient from the loss"
 
 
 Found = TypeVar("Found")
+_First = tuple[float, list[nn.Parameter], list[Tensor]]
+"""Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
 
 
 class _NotMeasured(Exception):
@@ -124,9 +126,7 @@ def at_start(subject: Subject, *, in_place: bool = False) -> Iterator[nn.Module]
         yield model
 
 
-def loss_gradients(
-    subject: Subject, model: nn.Module, *, keep_graph: bool = False
-) -> tuple[float, list[nn.Parameter], list[Tensor]]:
+def loss_gradients(subject: Subject, model: nn.Module, *, keep_graph: bool = False) -> _First:
     """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
     trained = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(DRAWS)
@@ -196,7 +196,7 @@ def critical_rate_of(
     subject: Subject,
     model: nn.Module,
     recipe: Recipe,
-    first: tuple[float, list[nn.Parameter], list[Tensor]],
+    first: _First,
     *,
     guess: float,
     most: int = MOST,
@@ -232,22 +232,28 @@ def _critical_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
         yield Measurement(quantity, "", value, how=how)
 
 
-def _critical(subject: Subject, recipe: Recipe) -> CriticalRate:
-    _require_step(subject, recipe)
+@contextmanager
+def _with_gradients(subject: Subject, *, keep_graph: bool = False) -> Iterator[tuple[nn.Module, _First]]:
+    """A copy of the model, or the model where its loss holds it, with what `loss_gradients` gives."""
     for in_place in (False, True):  # a loss that holds the original never reaches a copy
         with at_start(subject, in_place=in_place) as model:
-            first = loss_gradients(subject, model)
+            first = loss_gradients(subject, model, keep_graph=keep_graph)
             _require_finite(first)
-            if not first[1]:
-                continue
-            guess = recipe.lr
-            found = critical_rate_of(subject, model, recipe, first, guess=guess, most=MOST_OF_CHECK)
-        if not found.found and found.rate > guess:
-            raise _NotMeasured(f"no learning rate up to {found.rate:.1e} raises the loss in one step")
-        if not found.found:
-            raise _NotMeasured(f"every learning rate down to {found.rate:.1e} raises the loss in one step")
-        return found
+            if first[1]:
+                yield model, first
+                return
     raise _NotMeasured(NO_GRADIENT)
+
+
+def _critical(subject: Subject, recipe: Recipe) -> CriticalRate:
+    _require_step(subject, recipe)
+    with _with_gradients(subject) as (model, first):
+        found = critical_rate_of(subject, model, recipe, first, guess=recipe.lr, most=MOST_OF_CHECK)
+    if not found.found and found.rate > recipe.lr:
+        raise _NotMeasured(f"no learning rate up to {found.rate:.1e} raises the loss in one step")
+    if not found.found:
+        raise _NotMeasured(f"every learning rate down to {found.rate:.1e} raises the loss in one step")
+    return found
 
 
 def _sharpness_rows(subject: Subject, recipe: Recipe, spending: Spending) -> Iterator[Measurement]:
@@ -273,11 +279,7 @@ def _sharpness(subject: Subject, recipe: Recipe, spending: Spending, is_adam: bo
     spending.require(SHARPNESS, price, Budget.DEEP)
     _require_step(subject, recipe)
     _require_room(subject)
-    with spending.timed(SHARPNESS), at_start(subject) as model:
-        first = loss_gradients(subject, model, keep_graph=True)
-        _require_finite(first)
-        if not first[1]:
-            raise _NotMeasured(NO_GRADIENT)
+    with spending.timed(SHARPNESS), _with_gradients(subject, keep_graph=True) as (_, first):
         flat = torch.cat([g.reshape(-1) for g in first[2]])
         if not flat.requires_grad:
             raise _NotMeasured("the loss has no second derivative by the weights")
@@ -308,7 +310,7 @@ def _require_step(subject: Subject, recipe: Recipe) -> None:
             raise _NotMeasured("the optimizer has no learning rate that could be scaled")
 
 
-def _require_finite(first: tuple[float, list[nn.Parameter], list[Tensor]]) -> None:
+def _require_finite(first: _First) -> None:
     loss, _, gradients = first
     if not math.isfinite(loss):
         raise _NotMeasured(f"the loss of the first batch is {loss}")

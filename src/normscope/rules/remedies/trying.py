@@ -215,7 +215,7 @@ def try_remedies(
             tries.go_through(COMBINED)
             tries.hold()
     except KeyboardInterrupt as stop:
-        reason = f"interrupted after {len(tries.attempts)} of {len(plan)} remedies"
+        reason = f"interrupted after {len(tries.attempts)} of {tries.planned} remedies"
         raise RemediesInterrupted(Rescue(ranked(tries.attempts), reason)) from stop
     return Rescue(ranked(tries.attempts))
 
@@ -245,8 +245,10 @@ class _Tries:
     config: Recipe
     progress: Progress
     attempts: list[Attempt] = field(default_factory=list)
+    planned: int = 0
 
     def go_through(self, plan: Sequence[tuple[str, ...]]) -> None:
+        self.planned += len(plan)
         for number, names in enumerate(plan):
             words = f"remedy {' + '.join(names)}"
             self.progress(words, number, len(plan))
