@@ -159,6 +159,15 @@ def test_an_error_of_the_loss_is_the_reason() -> None:
     assert all("ValueError: no targets" in row.how for row in rows)
 
 
+def test_a_loss_that_holds_the_model_is_measured_on_the_model() -> None:
+    model = Bowl()
+    own = make_subject(model, torch.zeros(1, 1), lambda output, batch: model(batch))
+    rows = measured(own, Recipe(optimizer="sgd", lr=0.1))
+    assert rows.of("step/critical-rate")[""] == pytest.approx(along(GRADIENT), rel=1 / 16)
+    assert rows.of("step/lambda-max")[""] == pytest.approx(4, rel=1e-2)
+    assert torch.equal(model.weight, POINT)
+
+
 def test_a_users_optimizer_steps_each_group_at_its_share() -> None:
     model = Bowl()
     optimizer = torch.optim.SGD(

@@ -130,6 +130,31 @@ def test_ctrl_c_keeps_what_was_tried(stand_in) -> None:
     assert caught.value.rescue.reason == "interrupted after 2 of 4 remedies"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "place"),
+    [
+        ("trains", "after all 2 remedies, while the best was tried over a longer trial"),
+        ("fails", "after 2 of 3"),
+    ],
+)
+def test_ctrl_c_counts_longer_trials_and_remedies_in_combination(
+    stand_in, monkeypatch, outcome: str, place: str
+) -> None:
+    few = {name: REMEDIES[name] for name in ("warm-up", "small-init")}
+    monkeypatch.setattr(trying, "REMEDIES", few)
+    monkeypatch.setattr(trying, "COMBINED", [("small-init", "warm-up")])
+
+    def say(config: Recipe) -> Forecast:
+        if len(asked) > len(few):
+            raise KeyboardInterrupt
+        return said("trains", 1.0) if outcome == "trains" else FAILS
+
+    asked = stand_in(say)
+    with pytest.raises(RemediesInterrupted) as caught:
+        try_remedies(*given("nn-post"), CONFIG, FAILS)
+    assert f"interrupted {place}" in caught.value.rescue.reason
+
+
 def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
     stand_in(by_setting)
     seen: list[tuple[str, int, int]] = []

@@ -215,7 +215,7 @@ def try_remedies(
             tries.go_through(COMBINED)
             tries.hold()
     except KeyboardInterrupt as stop:
-        reason = f"interrupted after {len(tries.attempts)} of {tries.planned} remedies"
+        reason = f"interrupted {tries.place}"
         raise RemediesInterrupted(Rescue(ranked(tries.attempts), reason)) from stop
     return Rescue(ranked(tries.attempts))
 
@@ -246,6 +246,13 @@ class _Tries:
     progress: Progress
     attempts: list[Attempt] = field(default_factory=list)
     planned: int = 0
+
+    @property
+    def place(self) -> str:
+        """How far the attempts have come, for the words of an interrupt."""
+        if len(self.attempts) == self.planned:
+            return f"after all {self.planned} remedies, while the best was tried over a longer trial"
+        return f"after {len(self.attempts)} of {self.planned} remedies"
 
     def go_through(self, plan: Sequence[tuple[str, ...]]) -> None:
         self.planned += len(plan)
