@@ -10,13 +10,14 @@ fails. Published predictors are scored on the same ladders, and on divergence of
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.forecast_cells import KEPT, LADDERS, RATES, Ladder, kept, name, train
 from benchmarks.predictors.cells import read
 from benchmarks.predictors.rows import auroc_rows, divergence_rows
 from benchmarks.process import Row, row, wilson
+from benchmarks.regimes import best_rates, scores
 from normscope.anatomy import read_anatomy
 from normscope.forecast import LadderForecast, forecast_ladder
 from normscope.train import CRITERION_STEPS, Recipe
@@ -30,11 +31,17 @@ AGAIN = 5
 
 @dataclass(frozen=True)
 class Held:
-    """A ladder's forecast and its truth; `lone_s` is the time of a single run of 300 steps, if measured."""
+    """A ladder's forecast and its truth.
+
+    Attributes:
+        gaps: loss after 300 steps minus the unigram entropy at each rate; None where it is not finite.
+        lone_s: time of a single run of 300 steps, if measured.
+    """
 
     ladder: Ladder
     said: LadderForecast
     trained: tuple[bool, ...]
+    gaps: tuple[float | None, ...]
     seconds: float
     lone_s: float | None = None
     same: bool | None = None
@@ -57,6 +64,19 @@ class Held:
             return said is edge
         return 0.499 < said / edge < 2.001
 
+    @property
+    def scored(self) -> scores.Scored:
+        """The ladder as those of the regimes are scored, with one replica."""
+        found = zip(self.said.rungs, self.trained, self.gaps, strict=True)
+        cells = [
+            scores.Cell(
+                {**rung.to_dict(), "tokens": rung.tokens, "hidden": rung.hidden},
+                ({"trains": trained, "last": gap, "baseline": 0.0},),
+            )
+            for rung, trained, gap in found
+        ]
+        return scores.Scored(f"bytes: {self.ladder.model}", tuple(cells))
+
 
 def bench_forecast() -> list[Row]:
     """Rows with figures and targets."""
@@ -73,7 +93,9 @@ def bench_forecast() -> list[Row]:
     beside = auroc_rows([(cells[each.ladder.model], each.said) for each in held])
     return [
         *_accuracies(held),
+        *_certainties([each.scored for each in held]),
         _edges(held),
+        _best_rates([best_rates.named(each.scored) for each in held]),
         _cost(held),
         _again(held),
         *_confusion(held),
@@ -88,11 +110,13 @@ def _held(ladder: Ladder, truths: dict[str, dict[str, Any]], *, again: bool) -> 
     started = time.perf_counter()
     said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
     spent = time.perf_counter() - started
-    trained = tuple(bool(truths[name(ladder, rate)]["trains"]) for rate in RATES)
+    cells = [truths[name(ladder, rate)] for rate in RATES]
+    trained = tuple(bool(cell["trains"]) for cell in cells)
+    found = Held(ladder, said, trained, tuple(cell["gap"] for cell in cells), spent)
     if not again:
-        return Held(ladder, said, trained, spent)
+        return found
     cell = train(ladder, [WANTED])[0]
-    return Held(ladder, said, trained, spent, cell.seconds, cell.trains == trained[RATES.index(WANTED)])
+    return replace(found, lone_s=cell.seconds, same=cell.trains == trained[RATES.index(WANTED)])
 
 
 def _accuracies(held: Sequence[Held]) -> list[Row]:
@@ -112,6 +136,37 @@ def _accuracy(what: str, held: Iterable[Held], target: str) -> Row:
     low, high = wilson(sum(right), len(right))
     how = f"{sum(right)} of {len(right)}; 95 % interval {100 * low:.0f} to {100 * high:.0f} %"
     return row(what, f"{100 * sum(right) / len(right):.1f} %", target, how)
+
+
+def _certainties(found: Sequence[scores.Scored]) -> list[Row]:
+    """Rows for the cells that the forecast is sure of, and for its calibration."""
+    sure = [cell for ladder in found for cell in ladder.cells if cell.is_sure]
+    right = sum((cell.truth == "trained") == ((cell.certainty or 0.0) > 0.5) for cell in sure)
+    cells = sum(len(ladder.cells) for ladder in found)
+    tenths = [f"{said:.2f}: {share:.2f} of {n}" for said, share, n in scores.calibration(found)]
+    return [
+        row(
+            "sure cells predicted correctly",
+            f"{100 * right / len(sure):.1f} %" if sure else "not measured",
+            "≥ 95 %",
+            f"{right} of {len(sure)}; sure of {len(sure)} of {cells} cells",
+        ),
+        row(
+            "Brier score of the certainty",
+            f"{scores.brier(found):.3f}",
+            "",
+            f"mean certainty, and share of the cells that trained, by tenths: {'; '.join(tenths)}",
+        ),
+    ]
+
+
+def _best_rates(found: Sequence[best_rates.Named]) -> Row:
+    """The row for the learning rate to use, against the lowest loss of one run at each rate."""
+    counted = [each for each in found if each.trains]
+    right = sum(each.is_right for each in counted)
+    how = f"{right} of {len(counted)} ladders on which some rate trains; one run each"
+    share = f"{100 * right / len(counted):.0f} %" if counted else "not measured"
+    return row(f"learning rate to use, within ×{best_rates.NEAR:g} of the best", share, "≥ 90 %", how)
 
 
 def _edges(held: Sequence[Held]) -> Row:

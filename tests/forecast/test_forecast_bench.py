@@ -6,19 +6,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks import forecast_cells
-from benchmarks.forecast import Held
+from benchmarks.forecast import Held, _best_rates, _certainties
 from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
 from benchmarks.process import wilson
-from normscope.forecast import Forecast, LadderForecast
+from benchmarks.regimes.best_rates import Named
+from normscope.forecast import BestRate, Forecast, LadderForecast
 from normscope.train import MARGIN
 
 
-def held(said: list[str], trained: list[bool]) -> Held:
+def held(said: list[str], trained: list[bool], certainties: list[float] | None = None) -> Held:
     rungs = tuple(
-        Forecast(outcome, "so", "adamw", rate, 0, 36, 3.0) for outcome, rate in zip(said, RATES, strict=True)
+        Forecast(outcome, "so", "adamw", rate, 0, 36, 3.0, certainty=certainty)  # type: ignore[arg-type]
+        for outcome, rate, certainty in zip(said, RATES, certainties or [None] * len(RATES), strict=True)
     )
     largest = max((rung.lr for rung in rungs if rung.trains), default=None)
-    return Held(LADDERS[0], LadderForecast(rungs, largest, "not needed", 0), tuple(trained), 1.0)
+    gaps = tuple(-1.0 if each else 0.5 for each in trained)
+    return Held(LADDERS[0], LadderForecast(rungs, largest, "not needed", 0), tuple(trained), gaps, 1.0)
 
 
 def test_an_edge_is_right_within_a_factor_of_two() -> None:
@@ -41,6 +44,43 @@ def test_a_slow_rung_said_to_train_is_no_hit() -> None:
     ladder = held(["slow", "trains"] + ["collapses"] * 7, [False, True] + [False] * 7)
     assert ladder.pairs[:3] == [("slow", False), ("trains", True), ("collapses", False)]
     assert ladder.edge == RATES[1]
+
+
+def test_sure_cells_and_the_brier_score_by_hand() -> None:
+    said = [
+        "slow",
+        "trains",
+        "trains",
+        "trains",
+        "trains",
+        "collapses",
+        "collapses",
+        "collapses",
+        "undecided",
+    ]
+    trained = [True, False, True, True, True, False, False, True, True]
+    certainties = [0.4, 0.95, 0.95, 0.9, 0.8, 0.02, 0.1, 0.05, None]
+    sure, brier = _certainties([held(said, trained, certainties).scored])
+    assert sure["figure"] == "66.7 %"
+    assert sure["how"] == "4 of 6; sure of 6 of 9 cells"
+    squares = [0.36, 0.9025, 0.0025, 0.01, 0.04, 0.0004, 0.01, 0.9025]
+    assert brier["figure"] == f"{sum(squares) / 8:.3f}"
+    assert "0.93: 0.67 of 3" in brier["how"]
+    none, _ = _certainties([held(said, trained).scored])
+    assert none["figure"] == "not measured"
+
+
+def test_the_rate_to_use_is_right_within_a_factor_of_two() -> None:
+    ladder = held(["trains"] * len(RATES), [True] * len(RATES)).scored
+
+    def named(rate: float | None, *best: float) -> Named:
+        return Named(ladder, BestRate(rate, None, None, "so"), best)
+
+    assert _best_rates([named(2e-3, 1e-3), named(2.1e-3, 1e-3), named(None, 1e-3)])["how"].startswith(
+        "1 of 3"
+    )
+    failed = held(["collapses"] * len(RATES), [False] * len(RATES)).scored
+    assert _best_rates([Named(failed, BestRate(None, None, None, "so"), (1e-3,))])["figure"] == "not measured"
 
 
 def test_wilsons_interval_by_hand() -> None:
