@@ -11,7 +11,7 @@ continued. The runs of `GRID` were trained alone, the others as stacks.
 
 `GRID` is that grid. `SECOND` has other schemes, starts, depths, widths, learning rates and text, recall of
 more pairs, and DyT: it was held out for a first form of normscope's risk of divergence. The present form was
-set on both. `HELD_OUT` differs from both again. It was fixed before that form was fitted, and was scored once.
+set on both. `HELD_OUT` differs from both again: it was fixed before that form was fitted, and scored once.
 """
 
 import argparse

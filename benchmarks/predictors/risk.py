@@ -2,7 +2,7 @@
 
     nice -n 19 python -m benchmarks.predictors.risk TRUTH FEATURES [--ladders N]
 
-FEATURES keeps one line of JSON for each ladder: the four numbers of each learning rate's trial of 36 steps.
+FEATURES keeps one line of JSON for each ladder: the five numbers of each learning rate's trial of 36 steps.
 Ladders are taken in an order that `SHUFFLE` fixes, so that the first N are a sample. Printed are the weights,
 and the AUROC of the fit, and with each ladder left out once, on both criteria.
 """
@@ -23,7 +23,7 @@ from benchmarks.predictors.divergence import CRITERIA
 from benchmarks.predictors.of_normscope import forecast_of
 from benchmarks.predictors.scoring import auroc
 from benchmarks.process import records_of
-from normscope.forecast.divergence import features
+from normscope.forecast.divergence import features, rates_blown_up
 
 SHUFFLE, RIDGE = 0, 0.3
 """Seed of the ladders' order; weight of the squares of all weights but the intercept."""
@@ -60,7 +60,8 @@ def shares(path: Path) -> dict[tuple[str, float], float]:
 def _features(ladder: Ladder) -> dict[str, object]:
     setting = ladder.make()
     rungs = forecast_of(setting).rungs
-    found = [features(rung.lr, rung.curve, setting.anatomy) for rung in rungs]
+    blown_up = rates_blown_up(rungs)
+    found = [features(rung.lr, rung.curve, setting.anatomy, blown_up) for rung in rungs]
     return {"case": ladder.name, "rates": [rung.lr for rung in rungs], "features": found}
 
 

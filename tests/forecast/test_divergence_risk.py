@@ -1,6 +1,7 @@
 """The risk of divergence: its formula by hand, what it sees of a trial, and its order over a ladder."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from normscope.forecast.divergence import (
     GRADIENT,
     RISE,
     WEIGHTS,
-    at_least_that_of_smaller_rates,
     features,
+    with_neighbours,
 )
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
@@ -33,25 +34,43 @@ def curve(largest_loss: float = 4.0, gradient: float | None = 10.0, first: float
     return [ForecastStep(0, None, first, {"layers": 1.0}), last]
 
 
-def rung(lr: float, risk: float | None) -> Forecast:
-    return Forecast("trains", "so", "adamw", lr, 0, 36, 3.0, divergence=risk)
+def rung(lr: float, risk: float | None, steps: Sequence[ForecastStep] = ()) -> Forecast:
+    return Forecast("trains", "so", "adamw", lr, 0, 36, 3.0, tuple(steps), divergence=risk)
 
 
-def test_the_risk_is_a_logistic_model_of_four_numbers() -> None:
-    assert features(1e-2, curve(40.0, 1e3), NORMED) == pytest.approx((1.0, 1.0, 3.0, -2.0, 0.0))
-    assert features(1e-2, curve(40.0, 1e3), BARE) == pytest.approx((1.0, 1.0, 3.0, -2.0, 1.0))
-    odds = WEIGHTS[0] + WEIGHTS[1] + 3 * WEIGHTS[2] - 2 * WEIGHTS[3]
-    risk = divergence_risk("AdamW", 1e-2, curve(40.0, 1e3), NORMED)
+def tried(lr: float, steps: list[ForecastStep]) -> Forecast:
+    return rung(lr, divergence_risk("adamw", lr, steps, NORMED), steps)
+
+
+def test_the_risk_is_a_logistic_model_of_five_numbers() -> None:
+    assert features(1e-2, curve(40.0, 1e3), NORMED) == pytest.approx((1.0, 1.0, 3.0, -2.0, 0.0, 0.0))
+    assert features(1e-2, curve(40.0, 1e3), BARE) == pytest.approx((1.0, 1.0, 3.0, -2.0, 1.0, 0.0))
+    odds = WEIGHTS[0] + WEIGHTS[1] + 3 * WEIGHTS[2] - 2 * WEIGHTS[3] + 0.5 * WEIGHTS[5]
+    risk = divergence_risk("AdamW", 1e-2, curve(40.0, 1e3), NORMED, [1e-3, 10**-1.5, 0.1])
     assert risk == pytest.approx(1 / (1 + math.exp(-odds)), abs=1e-4)
     assert all(weight > 0 for weight in WEIGHTS[1:])
 
 
-def test_each_of_the_four_raises_the_risk_and_infinity_is_the_limit() -> None:
+def test_a_rate_near_one_that_blew_up() -> None:
+    def near(lr: float, loss: float, *blown_up: float) -> float:
+        return features(lr, curve(loss), NORMED, blown_up)[5]
+
+    assert near(1e-3, 4.0) == 0
+    assert near(1e-3, 4.0 * 33) == 1
+    assert near(1e-3, 4.0 * 31) == 0
+    assert near(1e-3, math.inf) == 1
+    assert near(1e-3, 4.0, 1e-2) == 0
+    assert near(1e-3, 4.0, 1e-4) == 0
+    assert near(1e-3, 4.0, 5e-2, 2e-3) == pytest.approx(1 - math.log10(2))
+
+
+def test_each_of_them_raises_the_risk_and_infinity_is_the_limit() -> None:
     calm = divergence_risk("adam", 1e-3, curve(), NORMED)
     assert calm < divergence_risk("adam", 1e-2, curve(), NORMED)
     assert calm < divergence_risk("adam", 1e-3, curve(largest_loss=12.0), NORMED)
     assert calm < divergence_risk("adam", 1e-3, curve(gradient=500.0), NORMED)
     assert calm < divergence_risk("adam", 1e-3, curve(), BARE)
+    assert calm < divergence_risk("adam", 1e-3, curve(), NORMED, [2e-3])
     assert features(1e-3, curve(math.inf, math.inf), BARE)[1:3] == (RISE[1], GRADIENT[1])
     assert features(1e-3, curve(1e9, math.nan), BARE)[1:3] == (RISE[1], GRADIENT[1])
     assert features(1e-3, curve(2.0, 0.0), BARE)[1:3] == (RISE[0], GRADIENT[0])
@@ -73,8 +92,18 @@ def test_an_unknown_risk(optimizer: str, steps: list[ForecastStep]) -> None:
 
 
 def test_a_larger_rate_has_at_least_the_risk_of_a_smaller_one() -> None:
-    rungs = [rung(1e-4, 0.1), rung(1e-3, 0.6), rung(1e-2, None), rung(3e-2, 0.2), rung(1e-1, 0.9)]
-    assert [each.divergence for each in at_least_that_of_smaller_rates(rungs)] == [0.1, 0.6, None, 0.6, 0.9]
+    rungs = [tried(1e-4, curve()), tried(1e-3, curve(30.0, 5e3)), tried(2e-3, []), tried(3e-3, curve())]
+    found = with_neighbours(rungs, NORMED)
+    assert [each.divergence for each in found[:3]] == [rungs[0].divergence, rungs[1].divergence, None]
+    assert found[3].divergence == rungs[1].divergence > rungs[3].divergence
+
+
+def test_a_trial_that_blew_up_raises_the_risk_of_smaller_rates_within_a_factor_of_ten() -> None:
+    rungs = [tried(5e-4, curve()), tried(2e-3, curve()), tried(1e-2, curve(math.inf, math.inf))]
+    found = with_neighbours(rungs, NORMED)
+    assert found[0].divergence == rungs[0].divergence
+    assert rungs[1].divergence < found[1].divergence < found[2].divergence == rungs[2].divergence
+    assert found[1].divergence == divergence_risk("adamw", 2e-3, curve(), NORMED, [1e-2])
 
 
 def test_a_trial_records_the_largest_loss_and_gradient_of_all_its_steps() -> None:

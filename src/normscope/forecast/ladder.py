@@ -10,7 +10,7 @@ from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.forecast.best_rate import best_rate
 from normscope.forecast.certainty import certainty
-from normscope.forecast.divergence import at_least_that_of_smaller_rates
+from normscope.forecast.divergence import with_neighbours
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -65,7 +65,7 @@ def forecast_ladder(
         ladder.try_all(configs[len(low) :])
         ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
-        ladder.rungs = at_least_that_of_smaller_rates(ladder.rungs)
+        ladder.rungs = with_neighbours(ladder.rungs, anatomy)
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
