@@ -103,6 +103,10 @@ def test_states_by_hooks_are_those_by_ops(name: str, read: dict[str, tuple[Subje
             assert (ours is None) == (other is None)
             if ours is not None:
                 torch.testing.assert_close(other, ours)
+    with measuring(model), torch.no_grad():
+        _, found = states.read(model, batch, lambda: subject.loss(batch, model))
+    assert all(each.state.equal(expected[site]) for each, site in zip(found.values(), sites, strict=True))
+    assert states.by_ops or not any(each.state.requires_grad for each in found.values()), "no graph is built"
     assert states.by_ops == (name == "written in place"), "hooks read what no op writes afterwards"
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Site, Stack
@@ -46,7 +45,8 @@ class HiddenStates:
     def read(self, model: nn.Module, batch: Batch, run: Callable[[], T]) -> tuple[T, dict[str, Hidden]]:
         """`run()`, and the state of each stack that it reached, by the stack's name.
 
-        The tensors are those of the graph of the result. Call it inside `measuring(model)`.
+        With gradients enabled, the tensors are those of the graph of the result. Call it inside
+        `measuring(model)`.
 
         Args:
             batch: what `run` feeds to `model`.
@@ -56,8 +56,7 @@ class HiddenStates:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
         if self.by_ops or not self.taps or shapes not in self.lengths:
             return self._captured(model, shapes, run)
-        with torch.enable_grad():
-            result, found = read_taps(model, run, self.taps)
+        result, found = read_taps(model, run, self.taps)
         lengths = self.lengths[shapes]
         stacks = [stack for stack in self.anatomy.stacks if stack.hidden in found]
         return result, {stack.name: Hidden(found[stack.hidden], lengths[stack.name]) for stack in stacks}
