@@ -85,9 +85,10 @@ def truth(*trained: tuple[int, str], rate: float = 2e-3) -> list[dict[str, Any]]
     ]
 
 
-def said(warmup: int | None) -> dict[str, Any]:
+def said(warmup: int | None, words: str = "does not help: the run fails too") -> dict[str, Any]:
     rows = [{"steps": 36}, {"steps": 20}]
-    return {"case": "x", "part": "seen", "wanted": 2e-3, "warmup": warmup, "rungs": rows, "ramps": rows[:1]}
+    about = {"case": "x", "part": "seen", "wanted": 2e-3, "rungs": rows, "ramps": rows[:1]}
+    return about | {"warmup": warmup, "words": words if warmup is None else f"{warmup} steps or more"}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,18 @@ def test_a_name_is_right_within_a_factor_of_two(name: int | None, trained: str, 
     assert (found.trial_steps, found.rung_steps) == (36, 56)
     assert (found.lowest_bare, found.lowest_ramped) == (2.0, 20.0)
     assert ("right" if right else "WRONG") in warmup_scores.table([found])
+
+
+@pytest.mark.parametrize(
+    "words", ["not tried: the trial at 0.002 is slow", "not known to help: the trial with one is undecided"]
+)
+def test_a_forecast_without_an_answer_is_neither_right_nor_wrong(words: str) -> None:
+    bare = truth((0, "00"), (18, "00"))
+    found = [scored(bare, said(None, words)), scored(bare, said(None)), scored(bare, said(36))]
+    assert [each.is_right for each in found] == [None, True, False]
+    shown = warmup_scores.table(found)
+    assert "said nothing, true none helps in 2 replicas: no answer" in shown
+    assert "seen: 1 of 2 right (9 to 91 %); 1 without an answer" in shown
 
 
 def test_cases_that_are_held_out_have_other_data_and_names() -> None:
