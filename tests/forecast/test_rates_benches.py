@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.rates import scale_fit, scale_truth, training, warmup_forecasts, warmup_scores, warmup_truth
 from benchmarks.rates.scale_cases import FAMILIES, Family
-from benchmarks.rates.scale_fit import best_of, exponent, of_map, of_runs, pairs, spread
+from benchmarks.rates.scale_fit import best_of, exponent, known, of_map, of_runs, pairs, spread
 from benchmarks.rates.warmup_cases import CASES, WARMUPS, WarmupCase
 from benchmarks.rates.warmup_scores import HELPS_NOT, scored, shortest
 from benchmarks.regimes.builders import decoder
@@ -31,7 +31,7 @@ def runs(best: float, size: int, **more: Any) -> list[dict[str, Any]]:
 
 def test_a_power_law_is_found_with_its_exponent() -> None:
     rows = [row for size in (16, 32, 64) for row in runs(2e-3 * (size / 16) ** -0.75, size)]
-    best = of_runs(rows, "width", "standard", "seen")
+    best = known(of_runs(rows, "standard", "seen"))
     assert {size: 2**rate for (_, _, size), rate in best.items()} == pytest.approx(
         {size: 2e-3 * (size / 16) ** -0.75 for size in (16, 32, 64)}
     )
@@ -39,8 +39,8 @@ def test_a_power_law_is_found_with_its_exponent() -> None:
     assert (slope, half) == (pytest.approx(-0.75), pytest.approx(0, abs=1e-9))
     assert spread(pairs(best), slope) == pytest.approx(1)
     assert spread(pairs(best), slope + 0.5) == pytest.approx(2), "16 to 64 is two octaves"
-    assert len(pairs(best, most=2)) == 2
-    assert of_runs(rows, "depth", "standard", "seen").keys() == {("a", 0, 3)}, "that of width 32"
+    assert len(pairs(best | {("a", 0, 256): 0.0})) == 3 + 2, "16 and 256 are too far apart"
+    assert of_runs(rows, "mup", "seen") == of_runs(rows, "standard", "held-out") == {}
     assert "3 of 3 within ×2" in scale_fit.line("width", best, Law(-0.5, 2.0, 4))
     assert "0 of 3 within ×2" in scale_fit.line("width", best, Law(0.5, 2.0, 4))
 
@@ -52,13 +52,39 @@ def test_each_family_and_seed_has_its_own_constant() -> None:
         for size in (16, 64)
         for row in runs(start * (size / 16) ** -0.5, size, seed=seed)
     ]
-    assert exponent(of_runs(rows, "width", "standard", "seen"))[0] == pytest.approx(-0.5)
+    assert exponent(known(of_runs(rows, "standard", "seen")))[0] == pytest.approx(-0.5)
 
 
 def test_a_best_rate_at_an_end_is_not_known() -> None:
     assert best_of([(1e-3, 1.0), (2e-3, 2.0), (4e-3, 3.0)]) is None
-    assert best_of([(1e-3, 3.0), (2e-3, 2.0), (4e-3, None)]) is None
+    assert best_of([(1e-3, None), (2e-3, None), (4e-3, None)]) is None
+    assert best_of([]) is None
     assert best_of([(4e-3, 2.0), (1e-3, 2.0), (2e-3, 1.0)]) == pytest.approx(math.log2(2e-3))
+
+
+def test_a_run_that_failed_is_a_neighbour_of_the_best_rate() -> None:
+    assert best_of([(1e-3, 3.0), (2e-3, 2.0), (4e-3, None)]) == math.log2(2e-3)
+    assert best_of([(1e-3, None), (2e-3, 2.0), (4e-3, 3.0)]) == math.log2(2e-3)
+    near, far = [(1e-3, 3.0), (2e-3, 2.0), (4e-3, 2.5)], [(8e-3, None), (1.6e-2, 2.4)]
+    assert best_of(near + far) == best_of(near)
+
+
+def test_sizes_whose_best_rate_is_at_an_end_are_left_out_and_counted() -> None:
+    rows = [row for size in (16, 32) for row in runs(1e-3, size)] + runs(1e-9, 64)
+    found = of_runs(rows, "standard", "seen")
+    assert found["a", 0, 64] is None
+    assert scale_fit.line("width", found, None).endswith(
+        "(1 pairs, 1 families × seeds), spread ×1.00; 1 of 3 sizes × seeds left out"
+    )
+    assert scale_fit.line("width", {}, None) == "width: no pair of sizes; 0 of 0 sizes × seeds left out"
+
+
+def test_a_loss_of_zero_is_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = {2e-3: 1.0, 4e-3: 0.0, 8e-3: None}
+    monkeypatch.setattr(
+        scale_truth, "_trained", lambda case, number, rates: {lr: {"last": losses[lr]} for lr in rates}
+    )
+    assert [run["last"] for run in scale_truth.runs(FAMILIES[0], 3, 16, 0)] == [1.0, 0.0, None]
 
 
 def test_the_table_of_maps_is_read_without_the_sections_behind_it() -> None:
@@ -188,4 +214,7 @@ def test_the_commands_keep_a_line_a_run_and_go_on(monkeypatch: pytest.MonkeyPatc
     assert len(said) == 1
     assert [rung["lr"] for rung in said[0]["rungs"]] == [2.5e-4, 5e-4, 1e-3]
     assert {row["seed"] for row in sizes} == {0, 1}
-    assert all(sorted(r["lr"] for r in sizes if r["seed"] == seed)[1:3] for seed in (0, 1))
+    for seed in (0, 1):
+        rates = [run["lr"] for run in sizes if run["seed"] == seed]
+        assert {2e-3, 4e-3, 8e-3} <= set(rates)
+        assert len(rates) == len(set(rates)), "the second call trains nothing again"
