@@ -71,6 +71,13 @@ def test_a_fresh_process_finds_them_from_any_folder(tmp_path: Path, monkeypatch:
     assert in_fresh_process(wilson, 0, 0) == [0.0, 1.0]
 
 
+def test_a_mean_is_of_20_losses_and_a_short_rest_has_none() -> None:
+    from benchmarks.process import means
+
+    assert means([1.0] * 20 + [4.0] * 20 + [9.0] * 19) == [1.0, 4.0]
+    assert means([1.0] * 19) == []
+
+
 def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
     from benchmarks.remedies import kept
     from benchmarks.remedies_cells import held_out, seen
