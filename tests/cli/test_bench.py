@@ -55,7 +55,7 @@ def test_they_are_found_in_the_current_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path,
-        env=os.environ,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         check=False,
