@@ -102,6 +102,7 @@ def test_failing_runs_of_other_data_are_those_of_their_rule() -> None:
         ("TTTTeFFFF", [2e-3, 1e-2]),
         ("TTTTFFeFF", [1e-3]),
         ("FFTTTTTFF", [1e-2, 2e-2]),
+        ("TTFTTTTFF", [1e-2, 2e-2]),
         ("TTTTTTTTF", [2e-2]),
         ("TTTTTTTTT", []),
         ("FFFFFFFFF", [1e-3, 5e-3]),
