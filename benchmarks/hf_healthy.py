@@ -76,7 +76,15 @@ def is_true(model_type: str, model: nn.Module, finding: Finding) -> bool:
 def _is_under_no_grad(model: nn.Module, parameter: str) -> bool:
     parts = parameter.split(".")[:-1]
     owners = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1))
-    return any("no_grad" in inspect.getsource(type(each).forward).partition("def ")[0] for each in owners)
+    return any("no_grad" in _source_of(type(each).forward).partition("def ")[0] for each in owners)
+
+
+def _source_of(function: object) -> str:
+    """The source of a function; empty where there is none to read."""
+    try:
+        return inspect.getsource(function)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
 
 
 def half_of(model_type: str) -> str:

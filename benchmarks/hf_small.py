@@ -31,7 +31,7 @@ class Width(int):
 
 
 class Depth(int):
-    """A number of layers."""
+    """Mark of an option that is a number of layers, which the size gives."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Size:
         return small * self.wide if isinstance(small, Width) else small
 
 
-LAYERS = Depth(2)
+LAYERS = Depth()
 
 RULES: tuple[tuple[str, int], ...] = (
     (r"(max_)?num_(hidden_)?layers|n_layers?|(en|de)coder_layers|num_(en|de)coder_layers|layers", LAYERS),

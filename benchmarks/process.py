@@ -1,4 +1,4 @@
-"""Tools for benchmarks: new processes, clocks, and rows of a table."""
+"""Tools for benchmarks: new processes, records of runs, clocks, and rows of a table."""
 
 import json
 import math
@@ -63,6 +63,16 @@ def records_of(file: Path) -> list[dict[str, Any]]:
 def rounded(value: float) -> float | None:
     """A loss for a record, to four decimals; None if it is not finite."""
     return round(value, 4) if math.isfinite(value) else None
+
+
+EVERY = 20
+"""Steps whose mean loss is one point of a record's curve."""
+
+
+def means(losses: Sequence[float]) -> list[float]:
+    """Mean losses of each `EVERY` steps; a shorter rest at the end is left out."""
+    whole = range(0, len(losses) - EVERY + 1, EVERY)
+    return [float(sum(losses[i : i + EVERY])) / EVERY for i in whole]
 
 
 class Seconds(NamedTuple):

@@ -1,20 +1,20 @@
 """`normscope bench remedies`: how often the first-ranked remedy rescues a held-out run in 300 training steps.
 
-The training results, and the ranking of each cell at that time, are kept in remedies_truth.jsonl. To make it:
+The training results, and the ranking of each cell at that time, are kept in remedies_truth.jsonl, and those
+of runs on other data than bytes in remedies_regimes.jsonl. To make them:
 
     python -m benchmarks.remedies_grid rank
+    python -m benchmarks.remedies_regimes_grid both --part held-out        # and seen
 
 One cell is ranked again now.
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.process import Row, row, wilson
+from benchmarks.process import Row, records_of, row, wilson
 from benchmarks.remedies_cells import Cell, held_out, read, seen, settings_of
+from benchmarks.remedies_kept import Kept
 from benchmarks.remedies_regimes_kept import rows_of_regimes
 from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
@@ -24,54 +24,9 @@ FILE = Path(__file__).parent / "remedies_truth.jsonl"
 TARGET = 0.85
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Rows of `FILE`."""
-
-    rows: Sequence[dict[str, Any]]
-
-    def _of(self, kind: str, cell: Cell) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row["kind"] == kind and Cell(**row["cell"]) == cell]
-
-    def truth(self, cell: Cell, names: Iterable[str]) -> dict[str, Any] | None:
-        """Result of 300 steps with these remedies; None if they were not run."""
-        found = [row for row in self._of("truth", cell) if row["names"] == list(names)]
-        return found[-1] if found else None
-
-    def trains(self, cell: Cell, names: Iterable[str]) -> bool:
-        """True if the cell trains with these remedies (or, for no names, unchanged)."""
-        row = self.truth(cell, names)
-        return row is not None and row.get("trains", False)
-
-    def ranking(self, cell: Cell) -> dict[str, Any] | None:
-        """The forecast row of a cell."""
-        found = self._of("forecast", cell)
-        return found[-1] if found else None
-
-    def attempts(self, cell: Cell) -> list[dict[str, Any]]:
-        """The remedies in the forecast row of a cell, by rank; empty without a row."""
-        row = self.ranking(cell)
-        return [] if row is None else list(row["attempts"])
-
-    def order(self, cell: Cell) -> list[tuple[str, ...]]:
-        """The remedies that apply, by rank."""
-        return [tuple(a["names"]) for a in self.attempts(cell) if a["status"] != "not applicable"]
-
-    def ranked_again(self, cell: Cell) -> tuple[str, ...]:
-        """The remedy that the later ranking of a missed cell puts first; empty if there is none."""
-        found = self._of("again", cell)
-        return tuple(found[-1]["attempts"][0]["names"]) if found else ()
-
-    def rescuers(self, cell: Cell) -> list[tuple[str, ...]]:
-        """All remedies that rescued a cell in training."""
-        return [tuple(r["names"]) for r in self._of("truth", cell) if r["names"] and r.get("trains")]
-
-
-def kept() -> Kept:
+def kept() -> Kept[Cell]:
     """The rows of the file; empty if it does not exist."""
-    if not FILE.exists():
-        return Kept(())
-    return Kept([json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()])
+    return Kept(records_of(FILE), lambda row: Cell(**row["cell"]), rankings="forecast")
 
 
 def ranked_now(cell: Cell, names: Sequence[str] | None = None) -> Rescue:
@@ -88,7 +43,7 @@ def bench_remedies() -> list[Row]:
     return [_first(known, cells), _missed(known, cells), *rows_of_regimes(), *each, _again(known, cells)]
 
 
-def _first(known: Kept, cells: Sequence[Cell]) -> Row:
+def _first(known: Kept[Cell], cells: Sequence[Cell]) -> Row:
     """The row for the first-ranked remedy: its share of the failing cells that some remedy rescues."""
     failing = [cell for cell in cells if known.truth(cell, ()) and not known.trains(cell, ())]
     ranked = [c for c in failing if known.order(c) and known.truth(c, known.order(c)[0]) is not None]
@@ -105,7 +60,7 @@ def _first(known: Kept, cells: Sequence[Cell]) -> Row:
     )
 
 
-def _missed(known: Kept, cells: Sequence[Cell]) -> Row:
+def _missed(known: Kept[Cell], cells: Sequence[Cell]) -> Row:
     """The row for the cells that the kept ranking missed and that were ranked again."""
     again = [cell for cell in cells if known.ranked_again(cell)]
     hits = [cell for cell in again if known.trains(cell, known.ranked_again(cell))]
@@ -113,7 +68,7 @@ def _missed(known: Kept, cells: Sequence[Cell]) -> Row:
     return row("cells missed above and ranked again later: rescued", f"{len(hits)} of {len(again)}", "", how)
 
 
-def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
+def _each(known: Kept[Cell], cells: Sequence[Cell]) -> list[Row]:
     """A row for each remedy: how often it rescues a run in training, and how often its forecast is right."""
     rows = []
     for name in REMEDIES:
@@ -130,13 +85,13 @@ def _each(known: Kept, cells: Sequence[Cell]) -> list[Row]:
     return rows
 
 
-def _says(known: Kept, cell: Cell, name: str) -> bool | None:
+def _says(known: Kept[Cell], cell: Cell, name: str) -> bool | None:
     """The kept forecast of a remedy: True if it predicts a rescue, None if there is no forecast."""
     found = [a["status"] for a in known.attempts(cell) if a["names"] == [name]]
     return found[0] == "rescues" if found else None
 
 
-def _again(known: Kept, cells: Sequence[Cell]) -> Row:
+def _again(known: Kept[Cell], cells: Sequence[Cell]) -> Row:
     """Rank the first ranked cell again, to check that the kept ranking is that of this code."""
     cell = next((cell for cell in cells if known.order(cell)), cells[0])
     best, before = ranked_now(cell).attempts[0].names, known.order(cell)

@@ -18,9 +18,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.process import records_of, rounded
+from benchmarks.process import means, records_of, rounded
 from benchmarks.regimes import truth
-from benchmarks.regimes.truth import EVERY
 from benchmarks.remedies_cells import losses_of
 from benchmarks.remedies_regimes import HELD_OUT, SEEN, FailingRun
 from benchmarks.remedies_regimes_kept import add, known
@@ -127,7 +126,7 @@ def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
     row = {
         "last": rounded(last),
         "trains": run.case.trains(last, run.case.feed.baseline()),
-        "curve": [rounded(sum(losses[i : i + EVERY]) / EVERY) for i in range(0, len(losses), EVERY)],
+        "curve": list(map(rounded, means(losses))),
         "seconds": round(time.process_time() - start, 1),
     }
     add("truth", run, names=list(names), **row)

@@ -13,25 +13,20 @@ DOCS = ROOT / "docs"
 LINE = runpy.run_path(str(DOCS / "command_line.py"))
 LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
 NOT_OURS = {
-    "--criterion",
     "--address",
     "--compile",
     "--its",
     "--own",
     "--head",
     "--normscope-budget",
-    "--cells",
-    "--ladders",
-    "--part",
     "--nproc-per-node",
     "--python-version",
-    "--set",
-    "--summary",
     "--variant",
-    "--half",
-    "--widest",
 }
-"""Options of ray, pytest, torchrun, mypy and of scripts and benchmarks by hand that pages show."""
+"""Options of ray, pytest, torchrun, mypy, of scripts, and of `benchmarks.hf_healthy`, that pages show."""
+OPTION = r"(?<![\w-])--[a-z][a-z0-9-]+"
+OF_A_BENCHMARK = r"(?:-m |from )benchmarks\.(\w+(?:\.\w+)*)([^`\n#]*)"
+"""Module of a benchmark that is called by hand, and what follows it in the command."""
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
@@ -48,6 +43,23 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def of_module(module: str) -> Path | None:
+    """The file of a benchmark that is called by hand; None without one."""
+    place = ROOT / "benchmarks" / module.replace(".", "/")
+    return next((each for each in (place.with_suffix(".py"), place / "__main__.py") if each.exists()), None)
+
+
+@pytest.mark.parametrize(
+    "path", [*LINKING, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_pages_call_benchmarks_with_their_own_options(path: Path) -> None:
+    for module, rest in re.findall(OF_A_BENCHMARK, path.read_text(encoding="utf-8")):
+        file = of_module(module)
+        assert file is not None, module
+        known = set(re.findall(rf'"({OPTION})"', file.read_text(encoding="utf-8")))
+        assert set(re.findall(OPTION, rest)) <= known, f"{module}{rest}"
+
+
 def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
     commands = LINE["commands"]().values()
     options = {
@@ -56,12 +68,9 @@ def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
     options |= NOT_OURS | {"--help", "--version", "--install-completion", "--show-completion"}
     for path in [*LINKING, *DOCS.rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
-        assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - options == set(), path
+        ours = re.sub(OF_A_BENCHMARK, "", text)
+        assert set(re.findall(OPTION, ours)) - options == set(), path
         assert set(re.findall(r"normscope bench ([\w-]+)", text)) - set(BENCHES) == set(), path
-        for module in re.findall(r"(?:-m |from )benchmarks\.(\w+(?:\.\w+)*)", text):
-            place = ROOT / "benchmarks" / module.replace(".", "/")
-            found = (place.with_suffix(".py"), place / "__main__.py")
-            assert any(each.exists() for each in found), (path, module)
 
 
 def test_the_command_line_is_whole() -> None:

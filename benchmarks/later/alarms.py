@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.later.failures import EVERY, HEALTHY_AT
+from benchmarks.later.failures import HEALTHY_AT
 from benchmarks.later.scores import judged
+from benchmarks.process import EVERY
 
 Run = dict[str, Any]
 FIRST = HEALTHY_AT // EVERY

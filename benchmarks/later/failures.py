@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-EVERY = 20
-"""Steps whose mean loss is one point of a curve."""
+from benchmarks.process import EVERY, means
+
 HEALTHY_AT = 300
 MARGIN, FALL, FALL_STEPS = 0.1, 0.02, 100
 RISE, STRICT_RISE = 0.3, 0.5
@@ -58,8 +58,7 @@ def hardness(reference: Sequence[float]) -> np.ndarray:
 def curve_of(losses: Sequence[float], harder: np.ndarray | None = None) -> list[float]:
     """Means of 20 losses, less the batches' `hardness`; one that is not finite stands for all that follow."""
     steady = np.asarray(losses) if harder is None else np.asarray(losses) - harder[: len(losses)]
-    means = [float(np.mean(steady[i : i + EVERY])) for i in range(0, len(steady) - EVERY + 1, EVERY)]
-    finite = list(itertools.takewhile(math.isfinite, means))
+    finite = list(itertools.takewhile(math.isfinite, means(steady.tolist())))
     return finite if np.isfinite(steady).all() else [*finite, math.inf]
 
 

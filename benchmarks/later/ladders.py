@@ -5,7 +5,8 @@ warm-up of 1000 steps), constant rates near the edge ("constant"), batches learn
 shrink until Adam's mean square is too small ("by heart"; Thilak et al. 2022, arXiv:2206.04817), weight decay
 that keeps weights small and so their steps large ("decay"), clipping ("clipped"), streams without norms, and
 Post-LN. Rates come from 36 pilot runs of 700 to 1000 steps on a third text ("help", seeds from 900 on), which
-are not part of the grid. Schemes, depths, texts, seeds and half of the β2 of the held-out ladders are others.
+are not part of the grid. The held-out ladders have another text and other seeds. Two of their four schemes
+are others; Pre-LN and Post-LN, which both parts have, have another depth and another β2 there.
 """
 
 import itertools

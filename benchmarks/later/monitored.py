@@ -82,19 +82,23 @@ def monitor_all(file: Path, output: Path) -> None:
 
 
 def table(runs: Sequence[scores.Run], rows: Sequence[dict[str, Any]], *, strict: bool = True) -> str:
-    """Markdown: for each code, the failures that it precedes, the median lead, and the false alarms."""
+    """Markdown: for each code, the failures that it precedes, the median lead, and the false alarms.
+
+    A failure after the last watched step is left out, because no later alarm could have preceded it.
+    """
     ends = fates(runs, strict=strict)
+    watched = [row | {"failure": ends[key]} for row in rows if (key := (row["ladder"], row["seed"])) in ends]
+    mine = [row for row in watched if row["failure"] is None or row["failure"].step <= row["steps"]]
+    failing = sum(row["failure"] is not None for row in mine)
     leads: dict[str, list[int]] = {}
     false: dict[str, int] = {}
-    mine = [row for row in rows if (row["ladder"], row["seed"]) in ends]
-    failing = [row for row in mine if ends[row["ladder"], row["seed"]] is not None]
     for row in mine:
         firsts: dict[str, int] = {}
         for step, code, severity in row["alarms"]:
             if step >= FIRST and severity != Severity.NOTE:
                 for name in (code, "any"):
                     firsts.setdefault(name, step)
-        failure = ends[row["ladder"], row["seed"]]
+        failure = row["failure"]
         for code, step in firsts.items():
             if failure is None:
                 false[code] = false.get(code, 0) + 1
@@ -104,6 +108,6 @@ def table(runs: Sequence[scores.Run], rows: Sequence[dict[str, Any]], *, strict:
     for code in sorted({*leads, *false}):
         own = leads.get(code, [])
         lead = f"{statistics.median(own):.0f}" if own else "–"
-        counts = f"{len(own)} of {len(failing)} | {lead} | {false.get(code, 0)} of {len(mine) - len(failing)}"
+        counts = f"{len(own)} of {failing} | {lead} | {false.get(code, 0)} of {len(mine) - failing}"
         lines.append(f"| {code} | {counts} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"not watched until their failure: {len(watched) - len(mine)} runs"])

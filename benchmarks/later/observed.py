@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.regimes.data import next_token
 from normscope.anatomy.measuring import measuring
 from normscope.nn import Decoder
-from normscope.probes.sharpness import largest_eigenvalue
+from normscope.probes.sharpness import loss_eigenvalue
 from normscope.probes.signal import diversity
 
 PRODUCTS = 8
@@ -69,17 +69,11 @@ def sharpness(model: Decoder, ids: Tensor, squares: dict[str, Tensor], eps: floa
     """
     named = dict(model.named_parameters())
     weights = [named[name] for name in squares]
-    root = torch.cat([(square.sqrt() + eps).sqrt().reshape(-1) for square in squares.values()])
+    scale = torch.cat([(square.sqrt() + eps).reshape(-1) for square in squares.values()])
     with measuring(model), torch.enable_grad():
         gradients = torch.autograd.grad(next_token(model(ids).logits, ids), weights, create_graph=True)
         flat = torch.cat([g.reshape(-1) for g in gradients])
-
-        def product(v: Tensor) -> Tensor:
-            parts = torch.autograd.grad(flat @ (v / root), weights, retain_graph=True)
-            return torch.cat([part.reshape(-1) for part in parts]).detach() / root
-
-        start = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0), dtype=flat.dtype)
-        return largest_eigenvalue(product, start, steps=PRODUCTS).value
+        return loss_eigenvalue(flat, weights, scale, steps=PRODUCTS).value
 
 
 def matrices_of(model: nn.Module) -> list[nn.Parameter]:

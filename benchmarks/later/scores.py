@@ -53,7 +53,6 @@ class Sample:
         failure: its late failure, None without one.
     """
 
-    run: Run
     figures: dict[str, float]
     failure: Failure | None
 
@@ -118,7 +117,7 @@ def samples(runs: Sequence[Run], step: int, *, lasting: bool = False, strict: bo
         figures[OF_KIND] = math.log(run["lr"] / largest[run["ladder"], run["kind"]])
         figures[OF_LADDER] = math.log(run["lr"] / largest[run["ladder"],])
         is_mild = lasting and failure is not None and not failure.lasts
-        found.append(Sample(run, figures, None if is_mild else failure))
+        found.append(Sample(figures, None if is_mild else failure))
     return found
 
 
@@ -202,9 +201,9 @@ def _area(score: Score, runs: Sequence[Sample]) -> float:
 
 
 def threshold(score: Score, seton: Iterable[Sample]) -> float:
-    """The lowest value with at most 5 % of the set-on runs that do not fail above it."""
+    """The lowest value with at most 5 % of the set-on runs that do not fail above it; −inf without them."""
     values = sorted(score(each) for each in seton if not each.fails)
-    return values[-1 - int(FALSE_ALARMS * len(values))]
+    return values[-1 - int(FALSE_ALARMS * len(values))] if values else -math.inf
 
 
 def _line(
@@ -216,16 +215,16 @@ def _line(
     fails = np.array([each.fails for each in held])
     areas, others = (resampled(np.array([each(run) for run in held]), fails) for each in (score, base))
     gaps = areas - others
-    (low, high), (more_low, more_high) = (np.quantile(each, [0.025, 0.975]) for each in (areas, gaps))
+    (low, high), (more_low, more_high) = map(_interval, (areas, gaps))
     return Line(
         name,
         _area(score, held),
-        float(low),
-        float(high),
+        low,
+        high,
         _area(score, seton),
         _area(score, held) - _area(base, held),
-        float(more_low),
-        float(more_high),
+        more_low,
+        more_high,
         len(leads),
         int(fails.sum()),
         len(alarmed) - len(leads),
@@ -234,8 +233,17 @@ def _line(
     )
 
 
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of bootstrap values; nan without any."""
+    low, high = np.quantile(values, [0.025, 0.975]) if len(values) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
 def resampled(scores: np.ndarray, fails: np.ndarray) -> np.ndarray:
-    """AUROC of bootstrap samples of runs; scores and failures (N,), the same samples for the same N."""
+    """AUROC of bootstrap samples of runs; scores and failures (N,), the same samples for the same N.
+
+    A sample without a failure, or without another run, has none.
+    """
     generator = np.random.default_rng(0)
     counts_RN = generator.multinomial(len(fails), np.full(len(fails), 1 / len(fails)), size=RESAMPLES)
     rows = counts_RN[:, fails].sum(1) * counts_RN[:, ~fails].sum(1) > 0

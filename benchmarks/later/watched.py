@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.later.failures import EVERY, curve_of, hardness
+from benchmarks.later.failures import curve_of, hardness
 from benchmarks.later.ladders import REFERENCE, STEPS, TOKENS, Ladder, Setting
 from benchmarks.later.observed import Figures, finite, matrices_of, observe, rounded, sharpness
+from benchmarks.process import EVERY
 from benchmarks.regimes import data
 from normscope.nn import Decoder
 from normscope.train import Recipe, TrialStack, rate_factor

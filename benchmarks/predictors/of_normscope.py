@@ -1,6 +1,7 @@
 """normscope's forecast over the ladder as two predictors: of failure, and of divergence."""
 
 import math
+from collections.abc import Sequence
 
 from benchmarks.predictors.setting import BROKEN, Cost, Prediction, Setting
 from normscope.forecast import Forecast, LadderForecast, forecast_ladder
@@ -32,11 +33,11 @@ def as_predictions(said: LadderForecast) -> list[Prediction]:
     """
     steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
     best = None if said.best is None else said.best.rate
-    scores, rises = tuple(map(_score, said.rungs)), tuple(map(_rise, said.rungs))
+    risks = [rung.divergence for rung in said.rungs]
     return [
-        Prediction(NAME, scores, Cost(steps=steps), said.largest_rate, best),
-        Prediction(RISK, tuple(map(_risk, said.rungs)), Cost(steps=steps)),
-        Prediction(RISE, rises, Cost(steps=steps)),
+        Prediction(NAME, tuple(map(_score, said.rungs)), Cost(steps=steps), said.largest_rate, best),
+        Prediction(RISK, _ranked(said.rungs, risks), Cost(steps=steps)),
+        Prediction(RISE, _ranked(said.rungs, list(map(_rise, said.rungs))), Cost(steps=steps)),
     ]
 
 
@@ -46,15 +47,25 @@ def _score(rung: Forecast) -> float:
     return -rung.score
 
 
-def _risk(rung: Forecast) -> float:
-    """The risk; 1 for a rung that was not tried, as one that is not finite at once."""
-    return 1.0 if rung.divergence is None else rung.divergence
+def _ranked(rungs: Sequence[Forecast], values: Sequence[float | None]) -> tuple[float, ...]:
+    """The values of rungs, ascending. A rung without a value has 1, as one that is not finite at once.
+
+    A low rate that larger ones decide is not tried. It has the smallest value of the larger rates.
+    """
+    larger = [[value for value in values[k + 1 :] if value is not None] for k in range(len(rungs))]
+    fills = [
+        min(found) if rung.is_untried and found else 1.0 for rung, found in zip(rungs, larger, strict=True)
+    ]
+    return tuple(fill if value is None else value for value, fill in zip(values, fills, strict=True))
 
 
-def _rise(rung: Forecast) -> float:
-    """The largest measured loss after a step over that before the first; `BROKEN` if it is not finite."""
+def _rise(rung: Forecast) -> float | None:
+    """The largest measured loss after a step over that before the first; `BROKEN` if it is not finite.
+
+    None if no step was measured.
+    """
     if len(rung.curve) < 2:
-        return 1.0
+        return None
     losses = [each for point in rung.curve[1:] for each in (point.loss, point.train_loss) if each is not None]
     if not all(map(math.isfinite, losses)):
         return BROKEN

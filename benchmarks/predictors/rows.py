@@ -6,7 +6,7 @@ On two questions: whether a run trains, on ladders of text, and whether it diver
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.predictors.catalogue import CHEAP
@@ -44,7 +44,7 @@ def divergence_rows() -> list[Row]:
         chosen = [each for each in ladders if each.held_out == held_out]
         if not chosen:
             continue
-        pairs, gaps = predicted([(each, forecast_of(each.make())) for each in chosen])
+        pairs, missing = predicted([(each, forecast_of(each.make())) for each in chosen])
         for criterion, question in QUESTIONS.items():
             judged = {each.name: each for each in read(DIVERGENCE, criterion)}
             again = {
@@ -52,7 +52,7 @@ def divergence_rows() -> list[Row]:
                 for name, found in pairs.items()
             }
             rows += _rows(again, f"{question}, {part} ladders", RISK)
-        rows += gaps
+        rows += _gaps(missing, f"divergence, {part} ladders")
     return rows
 
 
@@ -62,12 +62,14 @@ def auroc_rows(forecasts: Sequence[tuple[Ladder, LadderForecast]], failure: str 
     Args:
         failure: name of what is predicted.
     """
-    pairs, gaps = predicted(forecasts)
-    return _rows(pairs, failure, NAME) + gaps
+    pairs, missing = predicted(forecasts)
+    return _rows(pairs, failure, NAME) + _gaps(missing, failure)
 
 
-def predicted(forecasts: Sequence[tuple[Ladder, LadderForecast]]) -> tuple[Pairs, list[Row]]:
-    """Predictions of the forecasts and of `BESIDE` on the same ladders, and rows of what is missing."""
+def predicted(
+    forecasts: Sequence[tuple[Ladder, LadderForecast]],
+) -> tuple[Pairs, dict[str, list[str]]]:
+    """Predictions of the forecasts and of `BESIDE` on the same ladders, and the reasons of missing ones."""
     pairs: Pairs = defaultdict(list)
     missing: dict[str, list[str]] = defaultdict(list)
     for ladder, said in forecasts:
@@ -82,11 +84,15 @@ def predicted(forecasts: Sequence[tuple[Ladder, LadderForecast]]) -> tuple[Pairs
                 continue
             for prediction in found:
                 pairs[prediction.name].append((ladder, prediction))
-    gaps = [
-        row(f"AUROC of {name}", "not measured", "", f"on {len(why)} ladders; {why[0]}")
+    return pairs, missing
+
+
+def _gaps(missing: Mapping[str, Sequence[str]], failure: str) -> list[Row]:
+    """A row for each predictor that was not measured on some ladders."""
+    return [
+        row(f"AUROC of {failure}: {name}", "not measured", "", f"on {len(why)} ladders; {why[0]}")
         for name, why in missing.items()
     ]
-    return pairs, gaps
 
 
 def _rows(pairs: Pairs, failure: str, ours: str) -> list[Row]:
@@ -95,13 +101,19 @@ def _rows(pairs: Pairs, failure: str, ours: str) -> list[Row]:
     others = [
         each.auroc for each in lines if each.name not in (NAME, RISE, RISK) and not math.isnan(each.auroc)
     ]
-    target = f"≥ {max(others, default=math.nan):.3f}, the best of the others"
-    return [_row(each, failure, target if each.name == ours else "") for each in lines]
+    target = f"≥ {max(others):.3f}, the best of the others" if others else ""
+    return [_row(each, pairs[each.name], failure, target if each.name == ours else "") for each in lines]
 
 
-def _row(each: Line, failure: str, target: str) -> Row:
-    how = f"95 % interval {each.low:.2f} to {each.high:.2f} over {each.ladders} ladders, {each.cells} cells"
-    how += f"; {each.too_large:.3f} without slow runs"
+def _row(each: Line, pairs: Sequence[tuple[Ladder, Prediction]], failure: str, target: str) -> Row:
+    what, how = f"AUROC of {failure}: {each.name}", f"over {each.ladders} ladders, {each.cells} cells"
+    if math.isnan(each.auroc):
+        fails = [cell.fails for ladder, _ in pairs for cell in ladder.cells if cell.fails is not None]
+        kinds = "all runs fail" if any(fails) else "no run fails"
+        return row(what, f"not measured: {kinds if fails else 'all cells are edges'}", target, how)
+    how = f"95 % interval {each.low:.2f} to {each.high:.2f} {how}"
+    if not math.isnan(each.too_large):
+        how += f"; {each.too_large:.3f} without slow runs"
     if not math.isnan(each.largest):
         how += f"; largest rate within ×2 in {100 * each.largest:.0f} %"
-    return row(f"AUROC of {failure}: {each.name}", f"{each.auroc:.3f}", target, how)
+    return row(what, f"{each.auroc:.3f}", target, how)

@@ -33,9 +33,9 @@ def interval(scored: Scored, resamples: int = RESAMPLES, seed: int = 0) -> tuple
     ladders = [cells for cells in scored.values() if cells]
     generator = np.random.default_rng(seed)
     found = []
-    for _ in range(resamples):
+    for _ in range(resamples if ladders else 0):
         drawn = [pair for i in generator.integers(len(ladders), size=len(ladders)) for pair in ladders[i]]
-        found.append(auroc(*zip(*drawn, strict=True)))
+        found.append(auroc(*_columns(drawn)))
     known = [value for value in found if not math.isnan(value)]
     if not known:
         return math.nan, math.nan

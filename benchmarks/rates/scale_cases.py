@@ -18,6 +18,8 @@ BYTES = 256
 BASE_WIDTH, BASE_DEPTH = 16, 3
 WIDTHS = (16, 64, 32, 128)
 """Widths at `BASE_DEPTH`, in the order in which they are trained."""
+GUESS = 4e-3
+"""Learning rate near the best of each family at width 16 and depth 3."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,6 @@ class Family:
         parametrisation: "standard" or "mup".
         build: depth and width → model, from the global generator.
         feed: its data.
-        guess: learning rate near its best at width 16 and depth 3, the middle of the first three.
     """
 
     name: str
@@ -38,7 +39,6 @@ class Family:
     parametrisation: str
     build: Callable[[int, int], nn.Module]
     feed: Feed
-    guess: float = 4e-3
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """Depth and width of each model."""
@@ -50,9 +50,9 @@ class Family:
         name = f"{self.name} {depth} {width}"
         return Case("scale", name, partial(self.build, depth, width), self.feed, "adamw", 9500, self.part)
 
-    def first_rate(self, depth: int, width: int) -> float:
+    def first_rate(self, width: int) -> float:
         """The middle of the first three learning rates, on a grid of factors of two."""
-        return self.guess / (2 if width > 32 and self.parametrisation == "standard" else 1)
+        return GUESS / (2 if width > 32 and self.parametrisation == "standard" else 1)
 
 
 def _ours(scheme: str, init: str | None = None) -> Callable[[int, int], nn.Module]:

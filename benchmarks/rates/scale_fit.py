@@ -2,10 +2,12 @@
 
     python -m benchmarks.rates.scale_fit TRUTH [--maps PAGE] [--divergence TRUTH]
 
-The best rate of a model at a seed is the vertex of the parabola through its three lowest losses, in the
-logarithm of the rate. An exponent is a slope of least squares with a constant for each family and seed. The
-spread holds 9 of 10 ratios of the best rates of two sizes. The depths of the five placements
-are those of the table in docs/maps.md; the grid of divergence (`benchmarks.predictors`) tests them.
+The best rate of a model at a seed is the vertex of the parabola through the lowest loss and its neighbours,
+in the logarithm of the rate; beside a run that failed, it is the rate of the lowest loss. A model and seed
+whose lowest loss is at an end of its rates is left out. An exponent is a slope of least squares with a
+constant for each family and seed. The spread holds 9 of 10 ratios of the best rates of two sizes. The depths
+of the five placements are those of the table in docs/maps.md; the grid of divergence
+(`benchmarks.predictors`) tests them.
 """
 
 import argparse
@@ -33,8 +35,13 @@ _ROW = re.compile(r"^\| ([a-z-]+) \| (\d+) \|((?:[^|\n]+\|){7})[^|\n]+\|$", re.M
 LEARNT = -0.1
 """Nats above the unigram entropy under which a run trains."""
 
+MOST = 8
+"""Largest ratio of two sizes that are compared."""
+
 Best = Mapping[tuple[str, int, int], float]
 """Family, seed and size → log₂ of the best rate."""
+Found = Mapping[tuple[str, int, int], float | None]
+"""The same, None where the best rate is not known."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +55,28 @@ class Pair:
 
 
 def best_of(runs: Iterable[tuple[float, float | None]]) -> float | None:
-    """log₂ of the best rate of (rate, loss); None where the lowest loss is at an end."""
-    points = sorted((math.log2(rate), loss) for rate, loss in runs if loss is not None)
-    place = min(range(len(points)), key=lambda i: points[i][1])
-    if place in (0, len(points) - 1):
+    """log₂ of the best rate of (rate, loss); None where the lowest loss is at an end, or all runs failed.
+
+    A run that failed, whose loss is None, is a neighbour whose loss is too high.
+    """
+    points = sorted((math.log2(rate), math.inf if loss is None else loss) for rate, loss in runs)
+    rates, losses = [x for x, _ in points], [y for _, y in points]
+    place = losses.index(min(losses)) if points else 0
+    if place in (0, len(points) - 1) or not math.isfinite(losses[place]):
         return None
-    return lowest([x for x, _ in points], [y for _, y in points])
+    return lowest(rates, losses) if all(map(math.isfinite, losses[place - 1 : place + 2])) else rates[place]
 
 
-def pairs(best: Best, most: float = 8) -> list[Pair]:
-    """All pairs of sizes up to `most` times apart."""
+def known(found: Found) -> Best:
+    """The best rates that are known."""
+    return {key: rate for key, rate in found.items() if rate is not None}
+
+
+def pairs(best: Best) -> list[Pair]:
+    """All pairs of sizes up to `MOST` times apart."""
     found = []
     for (family, seed, small), (other, also, large) in itertools.permutations(best, 2):
-        if (family, seed) == (other, also) and small < large <= most * small:
+        if (family, seed) == (other, also) and small < large <= MOST * small:
             change = best[other, also, large] - best[family, seed, small]
             found.append(Pair(family, seed, math.log2(large / small), change))
     return found
@@ -92,20 +108,18 @@ def spread(found: Sequence[Pair], slope: float) -> float:
     return float(2.0 ** off[min(len(off) - 1, math.ceil(0.9 * len(off)) - 1)])
 
 
-def of_runs(rows: Sequence[dict[str, Any]], size: str, parametrisation: str, part: str) -> Best:
-    """The best rates of a part by `size`, "width" at depth 3 or "depth" at width 32."""
-    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
+def of_runs(rows: Sequence[dict[str, Any]], parametrisation: str, part: str) -> Found:
+    """The best rates of a part by width."""
+    groups: dict[tuple[str, int, int], list[tuple[float, float | None]]] = defaultdict(list)
     for row in rows:
-        other = ("depth", 3) if size == "width" else ("width", 32)
-        if (row["part"], row["parametrisation"], row[other[0]]) == (part, parametrisation, other[1]):
-            groups[row["family"], row["seed"], row[size]].append(row)
-    found = {key: best_of((r["lr"], r["last"]) for r in group) for key, group in groups.items()}
-    return {key: value for key, value in found.items() if value is not None}
+        if (row["part"], row["parametrisation"]) == (part, parametrisation):
+            groups[row["family"], row["seed"], row["width"]].append((row["lr"], row["last"]))
+    return {key: best_of(group) for key, group in groups.items()}
 
 
-def of_map(page: str, schemes: Sequence[str]) -> Best:
+def of_map(page: str, schemes: Sequence[str]) -> Found:
     """The best rates by depth of the first section of docs/maps.md, without depths at which none trains."""
-    found = {}
+    found: dict[tuple[str, int, int], float | None] = {}
     for scheme, depth, cells in _ROW.findall(page.split("### ")[0]):
         texts = [cell.replace("−", "-").replace("*", "").split() for cell in cells.split("|")[:7]]
         for seed in range(2):
@@ -113,28 +127,27 @@ def of_map(page: str, schemes: Sequence[str]) -> Best:
                 continue
             losses = [float(text[seed if seed < len(text) else 0]) for text in texts]
             runs = list(zip(MAP_RATES, losses, strict=True))
-            trains = any(loss <= LEARNT for _, loss in runs)
-            best = best_of(runs) if trains and scheme in schemes else None
-            if best is not None:
-                found[scheme, seed, int(depth)] = best
+            if scheme in schemes and any(loss <= LEARNT for _, loss in runs):
+                found[scheme, seed, int(depth)] = best_of(runs)
     return found
 
 
-def of_divergence(rows: Sequence[dict[str, Any]]) -> Best:
+def of_divergence(rows: Sequence[dict[str, Any]]) -> Found:
     """The best rates of `DIVERGED` by depth, on text, in benchmarks/predictors/divergence_truth.jsonl."""
     groups: dict[tuple[str, int, int], list[tuple[float, float | None]]] = defaultdict(list)
     for row in rows:
         family, depth, text = row["case"].removeprefix("divergence: ").rsplit(" ", 2)
         if text == "text" and family in DIVERGED:
             groups[family, row["replica"], int(depth)].append((row["lr"], row["last"]))
-    found = {key: best_of(group) for key, group in groups.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: best_of(group) for key, group in groups.items()}
 
 
-def line(name: str, best: Best, law: Law | None) -> str:
+def line(name: str, rates: Found, law: Law | None) -> str:
     """The figures of one exponent, and how often the package's law is right within a factor of two."""
+    best = known(rates)
+    left_out = f"{len(rates) - len(best)} of {len(rates)} sizes × seeds left out"
     if not (found := pairs(best)):
-        return f"{name}: nothing was trained"
+        return f"{name}: no pair of sizes; {left_out}"
     slope, half = exponent(best)
     families = len({(pair.family, pair.seed) for pair in found})
     words = f"{name}: exponent {slope:+.2f} ± {half:.2f} ({len(found)} pairs, {families} families × seeds), "
@@ -143,7 +156,7 @@ def line(name: str, best: Best, law: Law | None) -> str:
         near = sum(abs(pair.change - law.exponent * pair.octaves) <= 1 for pair in found)
         words += f"; law {law.exponent:+.2f}: {near} of {len(found)} within ×2, "
         words += f"spread ×{spread(found, law.exponent):.2f}"
-    return words
+    return f"{words}; {left_out}"
 
 
 def main() -> None:
@@ -155,14 +168,14 @@ def main() -> None:
     options = parser.parse_args()
     rows, page = records_of(options.truth), options.maps.read_text()
     for part in ("seen", "held-out"):
-        print(line(f"width, standard, {part}", of_runs(rows, "width", "standard", part), WIDTH["pre"]))
-        print(line(f"width, μP, {part}", of_runs(rows, "width", "mup", part), MUP_WIDTH["pre"]))
+        print(line(f"width, standard, {part}", of_runs(rows, "standard", part), WIDTH["pre"]))
+        print(line(f"width, μP, {part}", of_runs(rows, "mup", part), MUP_WIDTH["pre"]))
     for scheme in ("pre", "deepnorm", "post", "peri", "res-post"):
         print(line(f"depth, {scheme}", of_map(page, [scheme]), DEPTH.get(scheme)))
     diverged = of_divergence(records_of(options.divergence))
     print(line("depth, held-out", diverged, DEPTH["pre"]))
     for part, parametrisation in itertools.product(("seen", "held-out"), ("standard", "mup")):
-        for (family, seed, width), best in sorted(of_runs(rows, "width", parametrisation, part).items()):
+        for (family, seed, width), best in sorted(known(of_runs(rows, parametrisation, part)).items()):
             print(f"  {family} {width} seed {seed}: {2**best:.2g}")
 
 

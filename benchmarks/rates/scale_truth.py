@@ -33,17 +33,22 @@ MOST = 8
 def runs(family: Family, depth: int, width: int, number: int) -> list[dict[str, Any]]:
     """The runs of one shape and seed, until the lowest loss has a neighbour on both sides."""
     case = family.case(depth, width)
-    middle = family.first_rate(depth, width)
+    middle = family.first_rate(width)
     found = _trained(case, number, [middle / 2, middle, 2 * middle])
     while len(found) < MOST:
         rates = sorted(found)
-        lowest = min(rates, key=lambda rate: found[rate]["last"] or math.inf)
+        lowest = min(rates, key=lambda rate: _loss(found[rate]))
         if lowest not in (rates[0], rates[-1]):
             break
         found |= _trained(case, number, [rates[0] / 2 if lowest == rates[0] else 2 * rates[-1]])
     about: dict[str, Any] = {"family": family.name, "part": family.part}
     about |= {"parametrisation": family.parametrisation, "depth": depth, "width": width, "seed": number}
     return [about | found[rate] for rate in sorted(found)]
+
+
+def _loss(run: dict[str, Any]) -> float:
+    """The last loss of a run; inf if it failed."""
+    return math.inf if run["last"] is None else float(run["last"])
 
 
 def _trained(case: Case, number: int, rates: Sequence[float]) -> dict[float, dict[str, Any]]:

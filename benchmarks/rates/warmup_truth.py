@@ -1,6 +1,6 @@
 """Train the ladders of warm-ups, two replicas a run, and keep the results.
 
-    python -m benchmarks.rates.warmup_truth FILE [--only WORD]
+    python -m benchmarks.rates.warmup_truth FILE [--only WORD] [--replicas NUMBER]
 
 One line of JSON is one run of 300 steps; an interrupted run of this command is continued. The criterion is
 that of `benchmarks.regimes`. A run stops early, and has failed, if all its tokens are alike (diversity under
@@ -12,20 +12,17 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.process import records_of, rounded
+from benchmarks.process import means, records_of, rounded
 from benchmarks.rates.training import train_watched
 from benchmarks.rates.warmup_cases import CASES, WarmupCase
 from normscope.train import last_loss
 
 REPLICAS = 2
-EVERY = 20
-"""Steps whose mean loss is one point of a record's curve."""
 OTHER = 500
 """Distance of the seeds of two replicas."""
 
@@ -49,17 +46,11 @@ def runs(of: WarmupCase, replica: int) -> list[dict[str, Any]]:
             "steps": len(each),
             "last": rounded(last := last_loss(each) if len(each) == case.steps else math.nan),
             "trains": case.trains(last, baseline),
-            "curve": _means(each),
+            "curve": list(map(rounded, means(each))),
             "seconds": round(seconds, 2),
         }
         for recipe, each in zip(recipes, losses, strict=True)
     ]
-
-
-def _means(losses: Sequence[float]) -> list[float | None]:
-    """Means over `EVERY` steps."""
-    whole = range(0, len(losses) - EVERY + 1, EVERY)
-    return [rounded(sum(losses[i : i + EVERY]) / EVERY) for i in whole]
 
 
 def main() -> None:

@@ -26,14 +26,17 @@ _ROUNDS = 50
 def cells(
     truth: Sequence[dict[str, Any]], forecasts: Sequence[dict[str, Any]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features (N, 3), shares of runs that trained (N,), and ladders (N,) of the cells that are known."""
+    """Features (N, 3), shares of runs that trained (N,), and ladders (N,) of the cells that are known.
+
+    A cell without a trial is left out: its certainty is a share of cases, not a value of the model.
+    """
     trained: dict[tuple[str, float], list[bool]] = {}
     for run in truth:
         trained.setdefault((run["case"], run["lr"]), []).append(run["trains"])
     rows, shares, names = [], [], []
     for record in judge(forecasts):
         runs = trained.get((record["case"], record["lr"]))
-        if runs is not None and record["certainty"] is not None:
+        if runs is not None and record["curve"] and record["certainty"] is not None:
             rows.append(features(record["score"], forecast_of(record).curve))
             shares.append(sum(runs) / len(runs))
             names.append(record["case"])

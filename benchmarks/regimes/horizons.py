@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.process import records_of
+from benchmarks.process import EVERY, records_of
 from benchmarks.regimes.best_rates import NEAR
 from benchmarks.regimes.case import NATS, STEPS
-from benchmarks.regimes.truth import EVERY, REPLICAS
+from benchmarks.regimes.truth import REPLICAS
 from normscope.forecast.best_rate import KEPT, lowest
 
 LOST = 0.3

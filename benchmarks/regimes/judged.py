@@ -25,12 +25,17 @@ def forecast_of(record: dict[str, Any]) -> Forecast:
         curve=tuple(ForecastStep(**step) for step in steps),
         best_constant=record.get("best_constant"),
         tokens=record.get("tokens", True),
+        certainty=record.get("certainty"),
         hidden=record.get("hidden", False),
+        divergence=record.get("divergence"),
     )
 
 
 def judge(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with the outcome, reason, score and certainty that the rule gives now."""
+    """The records with the outcome, reason, score and certainty that the rule gives now.
+
+    A rung that larger rates decided without a trial keeps its own, because there is nothing to judge again.
+    """
     ladders: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         ladders[record["case"]].append(record)

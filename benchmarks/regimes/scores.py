@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import records_of, wilson
+from benchmarks.process import EVERY, records_of, wilson
 from benchmarks.regimes.judged import judge
-from benchmarks.regimes.truth import EVERY, REPLICAS
+from benchmarks.regimes.truth import REPLICAS
 from normscope.forecast.record import SURE
 
 STEPS = 300
@@ -91,7 +91,7 @@ class Scored:
     def cost(self) -> float:
         """Time of a forecast as a share of 300 steps, both for each learning rate of a ladder."""
         runs = [run for cell in self.cells for run in cell.runs]
-        steps = EVERY * max(len(run["curve"]) for run in runs)
+        steps = EVERY * max(1, *(len(run["curve"]) for run in runs))
         trained = sum(run["seconds"] for run in runs) / len(runs) * STEPS / steps
         return float(self.cells[0].forecast["seconds"] / trained)
 

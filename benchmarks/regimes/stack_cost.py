@@ -6,26 +6,16 @@ Each figure is the median over three rounds in which both take turns, 20 steps e
 """
 
 import argparse
-import dataclasses
 import statistics
-import time
 
 import torch
 
-from benchmarks.forecast_cells import train_together
-from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.case import RATES
 from benchmarks.regimes.cases import CASES
+from benchmarks.regimes.cost import seconds
+from benchmarks.regimes.forecasts import name_of
 
-STEPS, ROUNDS, RATE = 20, 3, 1e-4
-
-
-def seconds(case: Case, replicas: int) -> float:
-    """Processor seconds of a step of one replica."""
-    subject = case.subject(case.seed)
-    recipe = dataclasses.replace(case.recipe(RATE, case.seed), steps=STEPS)
-    started = time.process_time()
-    train_together(subject, [recipe] * replicas)
-    return (time.process_time() - started) / STEPS / replicas
+ROUNDS = 3
 
 
 def main() -> None:
@@ -34,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for case in CASES:
-        name = f"{case.regime}: {case.name}"
+        name = name_of(case)
         if not any(word in name for word in options.words):
             continue
         size = sum(parameter.numel() for parameter in case.subject(case.seed).model.parameters())

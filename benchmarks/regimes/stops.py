@@ -43,7 +43,7 @@ def seen_by_larger(ladder: Scored) -> Iterator[Seen]:
         loss, baseline = ahead(rung.lr, None, main, SOONER), rung.baseline
         if rung.lr > LOW * largest or loss is None or baseline.loss is None or rung.hidden:
             continue
-        decision = decided_by_larger(loss, rung.curve[0].loss, baseline, tokens=rung.tokens)
+        decision = decided_by_larger(loss, main[0].curve[0].loss, baseline, tokens=rung.tokens)
         ends = [run["last"] for run in cell.runs]
         gap = math.nan if None in ends else (loss - statistics.fmean(ends)) / baseline.unit
         yield Seen(gap, "open" if decision is None else decision.outcome, cell.truth)
@@ -77,7 +77,8 @@ def report(whole: Sequence[Scored], stopped: Sequence[Scored]) -> Iterator[str]:
             f"{n} {truth}" for truth, n in sorted(counts.items())
         )
     gaps = [each.above for each in seen if not math.isnan(each.above)]
-    yield f"their prediction is too high by {statistics.median(gaps):.2f} (median of {len(gaps)} cells)"
+    if gaps:
+        yield f"their prediction is too high by {statistics.median(gaps):.2f} (median of {len(gaps)} cells)"
     counts = Counter(cell.truth for ladder in stopped for cell in ladder.cells if hasty(cell))
     yield "half-trials that went on: " + ", ".join(f"{n} {truth}" for truth, n in sorted(counts.items()))
 

@@ -19,14 +19,12 @@ import torch
 from torch import nn
 
 from benchmarks.forecast_cells import train_together
-from benchmarks.process import records_of, rounded
+from benchmarks.process import EVERY, means, records_of, rounded
 from benchmarks.regimes.case import RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.train import LAST, last_loss
 
 REPLICAS = 3
-EVERY = 20
-"""Steps whose mean loss is one point of a record's curve."""
 _OTHER, _ROUNDING = 500, 1e-6
 
 
@@ -49,7 +47,7 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
             "baseline": round(baseline, 4),
             "last": rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
-            "curve": [rounded(sum(losses[i : i + EVERY]) / EVERY) for i in range(0, len(losses), EVERY)],
+            "curve": list(map(rounded, means(losses))),
             "seconds": round(seconds, 2),
             "way": type(trials).__name__,
         }

@@ -71,6 +71,13 @@ def test_a_fresh_process_finds_them_from_any_folder(tmp_path: Path, monkeypatch:
     assert in_fresh_process(wilson, 0, 0) == [0.0, 1.0]
 
 
+def test_a_mean_is_of_20_losses_and_a_short_rest_has_none() -> None:
+    from benchmarks.process import means
+
+    assert means([1.0] * 20 + [4.0] * 20 + [9.0] * 19) == [1.0, 4.0]
+    assert means([1.0] * 19) == []
+
+
 def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
     from benchmarks.remedies import kept
     from benchmarks.remedies_cells import held_out, seen
@@ -87,13 +94,39 @@ def test_failing_runs_of_other_data_are_those_of_their_rule() -> None:
     trained = records_of(Path(truth.__file__).parent / "truth.jsonl")
     for part, runs in (("seen", SEEN), ("held-out", HELD_OUT)):
         assert {run.words for run in runs} == {run.words for run in by_the_rule(trained, part)}
-        failing = {(run["case"], run["lr"]) for run in trained if not run["trains"]}
-        assert all((run.ladder, run.lr) in failing for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("trained", "chosen"),
+    [
+        ("TTTTeFFFF", [2e-3, 1e-2]),
+        ("TTTTFFeFF", [1e-3]),
+        ("FFTTTTTFF", [1e-2, 2e-2]),
+        ("TTFTTTTFF", [1e-2, 2e-2]),
+        ("TTTTTTTTF", [2e-2]),
+        ("TTTTTTTTT", []),
+        ("FFFFFFFFF", [1e-3, 5e-3]),
+        ("eeeeeFFFF", [5e-3]),
+    ],
+)
+def test_the_rule_takes_rates_above_the_largest_that_trains(trained: str, chosen: list[float]) -> None:
+    """T trains in all three replicas, F in none, e in one."""
+    from benchmarks.regimes.case import RATES
+    from benchmarks.remedies_regimes import HELD_OUT, by_the_rule
+
+    ladder, number = HELD_OUT[0].ladder, {"T": 3, "e": 1, "F": 0}
+    runs = [
+        {"case": ladder, "lr": rate, "trains": k < number[letter]}
+        for rate, letter in zip(RATES, trained, strict=True)
+        for k in range(3)
+    ]
+    assert [(run.ladder, run.lr) for run in by_the_rule(runs, "held-out")] == [(ladder, r) for r in chosen]
+    assert list(by_the_rule(runs, "seen")) == []
 
 
 def test_a_run_of_other_data_is_rescued_only_by_its_first_ranked_remedy() -> None:
     from benchmarks.remedies_regimes import HELD_OUT
-    from benchmarks.remedies_regimes_kept import Known
+    from benchmarks.remedies_regimes_kept import of_lines
 
     run = HELD_OUT[0]
     place = {"run": run.ladder, "lr": run.lr}
@@ -102,12 +135,12 @@ def test_a_run_of_other_data_is_rescued_only_by_its_first_ranked_remedy() -> Non
     truths = [
         {"kind": "truth", **place, "names": [name], "trains": name == "pre-ln"} for name in ("clip", "pre-ln")
     ]
-    assert not Known([ranking, truths[1]]).is_judged(run)
-    known = Known([ranking, *truths])
+    assert not of_lines([ranking, truths[1]]).is_judged(run)
+    known = of_lines([ranking, *truths])
     assert known.is_judged(run)
     assert not known.is_rescued(run)
-    assert known.can_be_rescued(run)
+    assert known.rescuers(run) == [("pre-ln",)]
     assert not known.is_foreseen(run)
     better = ranking | {"before": "collapses", "attempts": attempts[::-1]}
-    assert Known([*known.lines, better]).is_rescued(run)
-    assert Known([better]).is_foreseen(run)
+    assert of_lines([*known.lines, better]).is_rescued(run)
+    assert of_lines([better]).is_foreseen(run)

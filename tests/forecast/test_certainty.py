@@ -1,11 +1,13 @@
 """The probability that a run trains: its limits, its place in the report, and the fit of its weights."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.regimes import certainty as fitting
+from benchmarks.regimes.judged import forecast_of, judge
 from normscope.forecast.certainty import ALIVE, WEIGHTS, certainty, features
 from normscope.forecast.record import SURE, Forecast, ForecastStep
 from normscope.forecast.rule import SUNK, WORST, Decision
@@ -83,25 +85,31 @@ def test_a_ladder_is_not_judged_by_weights_that_saw_it() -> None:
     assert ((chances[36:] > 0.5) != (shares[36:] > 0.5)).all()
 
 
-def test_cells_have_the_share_of_their_replicas() -> None:
+def record(case: str = "a: x", lr: float = 1e-3, **more: Any) -> dict[str, Any]:
+    """A stored forecast with three measurements."""
     steps = [
         {"step": step, "train_loss": 3.0, "loss": 3.0, "diversity": {"x": 0.1}, "recent_loss": 3.0}
         for step in (0, 18, 36)
     ]
-    record = {
-        "case": "a: x",
-        "lr": 1e-3,
-        "outcome": "trains",
-        "reason": "",
-        "optimizer": "adam",
-        "warmup": 0,
-        "steps": 36,
-        "unigram_entropy": 4.0,
-        "score": 0.1,
-        "curve": steps,
-    }
+    settings = {"optimizer": "adam", "warmup": 0, "steps": 36, "unigram_entropy": 4.0}
+    said = {"outcome": "trains", "reason": "", "score": 0.1, "curve": steps}
+    return {"case": case, "lr": lr} | settings | said | more
+
+
+def test_cells_have_the_share_of_their_replicas() -> None:
     runs = [{"case": "a: x", "lr": 1e-3, "trains": trains} for trains in (True, False, True)]
-    rows, shares, names = fitting.cells(runs, [record, record | {"case": "a: not trained"}])
+    rows, shares, names = fitting.cells(runs, [record(), record("a: not trained")])
     assert shares == pytest.approx([2 / 3])
     assert rows[0][0] == 1
     assert list(names) == ["a: x"]
+
+
+def test_an_untried_rung_keeps_its_certainty_and_is_not_fitted_on() -> None:
+    untried = record(lr=1e-4, curve=[], certainty=0.95, divergence=0.01)
+    said = forecast_of(untried)
+    assert (said.certainty, said.divergence, said.is_untried) == (0.95, 0.01, True)
+    again, tried = judge([untried, record(certainty=0.123)])
+    assert again == untried
+    assert tried["certainty"] not in (None, 0.123)
+    runs = [{"case": "a: x", "lr": lr, "trains": True} for lr in (1e-4, 1e-3)]
+    assert len(fitting.cells(runs, [untried, record()])[0]) == 1

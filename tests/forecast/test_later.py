@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from benchmarks.later import alarms, failures, ladders, monitored, scores, watched
+from benchmarks.later import alarms, failures, ladders, monitored, scores, tables, watched
 from benchmarks.later.failures import Failure, curve_of, failure_of, hardness, is_healthy
 from benchmarks.later.observed import observe, sharpness
 from benchmarks.predictors.scoring import auroc
@@ -126,7 +126,7 @@ def test_the_reference_is_not_scored_and_gives_the_strict_variant_its_hard_stret
 
 def test_runs_that_failed_by_the_step_or_were_never_healthy_are_not_scored() -> None:
     runs = [run(0, True), run(1, False), run(2, False, curve=[3.0] * 100)]
-    assert [sample.run["seed"] for sample in scores.samples(runs, 1000)] == [0, 1]
+    assert [sample.fails for sample in scores.samples(runs, 1000)] == [True, False]
     early = run(3, False, curve=curve((20, 2.5)))
     assert [sample.fails for sample in scores.samples([early], 300)] == [True]
     assert scores.samples([early], 600) == []
@@ -163,6 +163,25 @@ def test_at_most_a_twentieth_of_the_set_on_runs_is_above_the_threshold() -> None
     assert sum(value > limit for value in values.values()) == 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_runs_of_one_kind_have_no_auroc_but_counts(fails: bool) -> None:
+    line = lines([run(number, fails) for number in range(5)])["recent/gradient"]
+    assert all(map(math.isnan, (line.auroc, line.low, line.high, line.more_low)))
+    assert (line.found, line.failures, line.others) == ((5, 5, 0) if fails else (0, 0, 5))
+    seton = scores.samples([run(number, True, part="set-on") for number in range(5)], 36)
+    assert scores.threshold(lambda sample: 0.0, seton) == -math.inf
+
+
+def test_the_tables_have_a_head_without_runs_and_a_dash_without_a_figure() -> None:
+    seton = [run(k, k % 3 == 0, part="set-on", kind="by heart") for k in range(30)]
+    for held in ([], [run(0, False, kind="by heart")]):
+        shown = tables.tables([*seton, *held])
+        assert f"Step 1000, late failures: 0 of {len(held)} runs held out, 10 of 30 set on" in shown
+        assert ("| – | – to – |" in shown) == bool(held)
+        assert "nan" not in shown
+    assert "0 of 0 set on" in tables.tables([])
+
+
 def test_a_rule_that_watches_is_early_or_it_does_not_count() -> None:
     norms = [1.0] * 100
     early, late, quiet = list(norms), list(norms), list(norms)
@@ -192,12 +211,26 @@ def test_alarms_of_the_monitor_count_from_step_100_and_notes_do_not() -> None:
         [(300, "NS811", "error")],
         [],
     ]
-    rows = [{"ladder": "held-out", "seed": k, "alarms": alarms} for k, alarms in enumerate(said)]
-    table = monitored.table(runs, rows)
-    assert "| NS807 | 1 of 2 | 300 | 0 of 2 |" in table
-    assert "| NS811 | 0 of 2 | – | 1 of 2 |" in table
-    assert "| any | 1 of 2 | 300 | 1 of 2 |" in table
-    assert "NS805" not in table
+    rows = [
+        {"ladder": "held-out", "seed": k, "steps": 1000, "alarms": alarms} for k, alarms in enumerate(said)
+    ]
+    shown = monitored.table(runs, rows)
+    assert "| NS807 | 1 of 2 | 300 | 0 of 2 |" in shown
+    assert "| NS811 | 0 of 2 | – | 1 of 2 |" in shown
+    assert "| any | 1 of 2 | 300 | 1 of 2 |" in shown
+    assert "NS805" not in shown
+
+
+def test_a_failure_after_the_last_watched_step_is_not_watched() -> None:
+    runs = [run(k, False, kind="by heart", curve=curve((50, 2.6))) for k in range(2)]
+    alarms = [(700, "NS807", "warning")]
+    rows = [
+        {"ladder": "held-out", "seed": k, "steps": steps, "alarms": alarms}
+        for k, steps in enumerate((1000, 980))
+    ]
+    shown = monitored.table(runs, rows)
+    assert "| any | 1 of 1 | 300 | 0 of 0 |" in shown
+    assert "not watched until their failure: 1 runs" in shown
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> tuple[Decoder, torch.Tensor]:
@@ -219,7 +252,9 @@ def test_attention_logits_and_gains_are_those_of_the_model() -> None:
     assert found["attention/max-logit"] == pytest.approx(float(logits.abs().max()), rel=1e-4)
     assert found["gain/max"] == pytest.approx(50.0)
     assert found["gain/min"] == pytest.approx(1.0)
-    assert 0 < found["attention/min-entropy"] <= 1
+    rows = [row[: t + 1].softmax(0) for sequence in logits for t, row in enumerate(sequence) if t]
+    shares = [-float(sum(p * p.log() for p in row if p > 0)) / math.log(len(row)) for row in rows]
+    assert found["attention/min-entropy"] == pytest.approx(sum(shares) / len(shares), rel=1e-4)
 
 
 def test_sharpness_is_the_largest_eigenvalue_of_the_dense_preconditioned_hessian() -> None:
@@ -271,4 +306,6 @@ def test_the_grid_has_both_parts_apart() -> None:
     )
     assert not texts[0] & texts[1]
     assert not seeds[0] & seeds[1]
-    assert failures.HEALTHY_AT == 300
+    shared = [(a, b) for a in parts["set-on"] for b in parts["held-out"] if a.scheme == b.scheme]
+    assert [a.scheme for a, _ in shared] == ["pre", "post"]
+    assert all(a.depth != b.depth and a.beta2 != b.beta2 for a, b in shared)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.rates import scale_fit, scale_truth, training, warmup_forecasts, warmup_scores, warmup_truth
 from benchmarks.rates.scale_cases import FAMILIES, Family
-from benchmarks.rates.scale_fit import best_of, exponent, of_map, of_runs, pairs, spread
+from benchmarks.rates.scale_fit import best_of, exponent, known, of_map, of_runs, pairs, spread
 from benchmarks.rates.warmup_cases import CASES, WARMUPS, WarmupCase
 from benchmarks.rates.warmup_scores import HELPS_NOT, scored, shortest
 from benchmarks.regimes.builders import decoder
@@ -31,7 +31,7 @@ def runs(best: float, size: int, **more: Any) -> list[dict[str, Any]]:
 
 def test_a_power_law_is_found_with_its_exponent() -> None:
     rows = [row for size in (16, 32, 64) for row in runs(2e-3 * (size / 16) ** -0.75, size)]
-    best = of_runs(rows, "width", "standard", "seen")
+    best = known(of_runs(rows, "standard", "seen"))
     assert {size: 2**rate for (_, _, size), rate in best.items()} == pytest.approx(
         {size: 2e-3 * (size / 16) ** -0.75 for size in (16, 32, 64)}
     )
@@ -39,8 +39,8 @@ def test_a_power_law_is_found_with_its_exponent() -> None:
     assert (slope, half) == (pytest.approx(-0.75), pytest.approx(0, abs=1e-9))
     assert spread(pairs(best), slope) == pytest.approx(1)
     assert spread(pairs(best), slope + 0.5) == pytest.approx(2), "16 to 64 is two octaves"
-    assert len(pairs(best, most=2)) == 2
-    assert of_runs(rows, "depth", "standard", "seen").keys() == {("a", 0, 3)}, "that of width 32"
+    assert len(pairs(best | {("a", 0, 256): 0.0})) == 3 + 2, "16 and 256 are too far apart"
+    assert of_runs(rows, "mup", "seen") == of_runs(rows, "standard", "held-out") == {}
     assert "3 of 3 within ×2" in scale_fit.line("width", best, Law(-0.5, 2.0, 4))
     assert "0 of 3 within ×2" in scale_fit.line("width", best, Law(0.5, 2.0, 4))
 
@@ -52,13 +52,39 @@ def test_each_family_and_seed_has_its_own_constant() -> None:
         for size in (16, 64)
         for row in runs(start * (size / 16) ** -0.5, size, seed=seed)
     ]
-    assert exponent(of_runs(rows, "width", "standard", "seen"))[0] == pytest.approx(-0.5)
+    assert exponent(known(of_runs(rows, "standard", "seen")))[0] == pytest.approx(-0.5)
 
 
 def test_a_best_rate_at_an_end_is_not_known() -> None:
     assert best_of([(1e-3, 1.0), (2e-3, 2.0), (4e-3, 3.0)]) is None
-    assert best_of([(1e-3, 3.0), (2e-3, 2.0), (4e-3, None)]) is None
+    assert best_of([(1e-3, None), (2e-3, None), (4e-3, None)]) is None
+    assert best_of([]) is None
     assert best_of([(4e-3, 2.0), (1e-3, 2.0), (2e-3, 1.0)]) == pytest.approx(math.log2(2e-3))
+
+
+def test_a_run_that_failed_is_a_neighbour_of_the_best_rate() -> None:
+    assert best_of([(1e-3, 3.0), (2e-3, 2.0), (4e-3, None)]) == math.log2(2e-3)
+    assert best_of([(1e-3, None), (2e-3, 2.0), (4e-3, 3.0)]) == math.log2(2e-3)
+    near, far = [(1e-3, 3.0), (2e-3, 2.0), (4e-3, 2.5)], [(8e-3, None), (1.6e-2, 2.4)]
+    assert best_of(near + far) == best_of(near)
+
+
+def test_sizes_whose_best_rate_is_at_an_end_are_left_out_and_counted() -> None:
+    rows = [row for size in (16, 32) for row in runs(1e-3, size)] + runs(1e-9, 64)
+    found = of_runs(rows, "standard", "seen")
+    assert found["a", 0, 64] is None
+    assert scale_fit.line("width", found, None).endswith(
+        "(1 pairs, 1 families × seeds), spread ×1.00; 1 of 3 sizes × seeds left out"
+    )
+    assert scale_fit.line("width", {}, None) == "width: no pair of sizes; 0 of 0 sizes × seeds left out"
+
+
+def test_a_loss_of_zero_is_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = {2e-3: 1.0, 4e-3: 0.0, 8e-3: None}
+    monkeypatch.setattr(
+        scale_truth, "_trained", lambda case, number, rates: {lr: {"last": losses[lr]} for lr in rates}
+    )
+    assert [run["last"] for run in scale_truth.runs(FAMILIES[0], 3, 16, 0)] == [1.0, 0.0, None]
 
 
 def test_the_table_of_maps_is_read_without_the_sections_behind_it() -> None:
@@ -85,9 +111,10 @@ def truth(*trained: tuple[int, str], rate: float = 2e-3) -> list[dict[str, Any]]
     ]
 
 
-def said(warmup: int | None) -> dict[str, Any]:
+def said(warmup: int | None, words: str = "does not help: the run fails too") -> dict[str, Any]:
     rows = [{"steps": 36}, {"steps": 20}]
-    return {"case": "x", "part": "seen", "wanted": 2e-3, "warmup": warmup, "rungs": rows, "ramps": rows[:1]}
+    about = {"case": "x", "part": "seen", "wanted": 2e-3, "rungs": rows, "ramps": rows[:1]}
+    return about | {"warmup": warmup, "words": words if warmup is None else f"{warmup} steps or more"}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +152,18 @@ def test_a_name_is_right_within_a_factor_of_two(name: int | None, trained: str, 
     assert (found.trial_steps, found.rung_steps) == (36, 56)
     assert (found.lowest_bare, found.lowest_ramped) == (2.0, 20.0)
     assert ("right" if right else "WRONG") in warmup_scores.table([found])
+
+
+@pytest.mark.parametrize(
+    "words", ["not tried: the trial at 0.002 is slow", "not known to help: the trial with one is undecided"]
+)
+def test_a_forecast_without_an_answer_is_neither_right_nor_wrong(words: str) -> None:
+    bare = truth((0, "00"), (18, "00"))
+    found = [scored(bare, said(None, words)), scored(bare, said(None)), scored(bare, said(36))]
+    assert [each.is_right for each in found] == [None, True, False]
+    shown = warmup_scores.table(found)
+    assert "said nothing, true none helps in 2 replicas: no answer" in shown
+    assert "seen: 1 of 2 right (9 to 91 %); 1 without an answer" in shown
 
 
 def test_cases_that_are_held_out_have_other_data_and_names() -> None:
@@ -175,4 +214,7 @@ def test_the_commands_keep_a_line_a_run_and_go_on(monkeypatch: pytest.MonkeyPatc
     assert len(said) == 1
     assert [rung["lr"] for rung in said[0]["rungs"]] == [2.5e-4, 5e-4, 1e-3]
     assert {row["seed"] for row in sizes} == {0, 1}
-    assert all(sorted(r["lr"] for r in sizes if r["seed"] == seed)[1:3] for seed in (0, 1))
+    for seed in (0, 1):
+        rates = [run["lr"] for run in sizes if run["seed"] == seed]
+        assert {2e-3, 4e-3, 8e-3} <= set(rates)
+        assert len(rates) == len(set(rates)), "the second call trains nothing again"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.regimes import forecasts, horizons, scores
+from benchmarks.regimes import forecasts, horizons, scores, stops
 from benchmarks.regimes.case import Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.feeds import digits
@@ -191,3 +191,37 @@ def test_runs_that_fail_later_are_counted() -> None:
         run(2.1, 1.0, 1.0),
     ]
     assert horizons.later(runs) == (4, 2, 1)
+
+
+def stored(lr: float, *losses: float, **more: Any) -> dict[str, Any]:
+    """A stored forecast whose trial has these losses, 12 steps apart; none without a trial."""
+    curve = [
+        {
+            "step": 12 * i,
+            "train_loss": None,
+            "loss": loss,
+            "diversity": {},
+            "recent_loss": loss if i else None,
+        }
+        for i, loss in enumerate(losses)
+    ]
+    settings = {"optimizer": "adam", "warmup": 0, "steps": 36, "unigram_entropy": 3.0}
+    said = {"outcome": "trains", "reason": "why", "score": 1.0, "certainty": None, "seconds": 1.0}
+    return {"case": "a: x", "lr": lr, "curve": curve} | settings | said | more
+
+
+def test_the_report_of_the_early_stops_has_untried_rungs() -> None:
+    """A low rate is predicted by the middle one, whether or not it has a trial of its own."""
+    middle, largest = stored(1e-3, 5.0, 4.0, 3.0, 2.5), stored(1e-2, 5.0, 4.0, 3.5, 3.2)
+    for low in (stored(1e-4), stored(1e-4, 5.0, 4.9)):
+        found, _ = scores.ladders(truth("a: x", ["111"] * 3), [low, middle, largest])
+        assert [seen[1:] for seen in stops.seen_by_larger(found[0])] == [("trains", "trained")]
+        assert "their prediction is too high by 1.75 (median of 1 cells)" in stops.report(found, found)
+
+
+def test_the_report_of_the_early_stops_without_a_prediction() -> None:
+    rungs = [stored(lr) for lr in RATES]
+    found, _ = scores.ladders(truth("a: x", ["111"] * 3), rungs)
+    lines = list(stops.report(found, found))
+    assert lines[0].endswith("0 steps")
+    assert not any("prediction" in line for line in lines)

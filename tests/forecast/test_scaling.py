@@ -34,12 +34,15 @@ def of(found, axis: str, parametrisation: str = "standard"):
     [(axis, parametrisation, laws["pre"]) for axis, parametrisation, laws in LAWS],
 )
 def test_a_larger_model_has_the_rate_of_the_power_law(axis: str, parametrisation: str, law) -> None:
-    for times, each in of(rates(), axis, parametrisation).items():
+    found = of(rates(), axis, parametrisation)
+    assert found.keys() == {times for times in TIMES if times <= law.most}
+    for times, each in found.items():
         assert each.rate == pytest.approx(1e-3 * times**law.exponent)
         assert each.low == pytest.approx(each.rate / law.spread), "the spread is wider than the range"
         assert each.high == pytest.approx(each.rate * law.spread)
-    wide = rates(replace(BEST, low=1e-5, high=1e-1))
-    for times, each in of(wide, axis, parametrisation).items():
+    wide = of(rates(replace(BEST, low=1e-5, high=1e-1)), axis, parametrisation)
+    assert wide.keys() == found.keys() != set()
+    for times, each in wide.items():
         assert each.low == pytest.approx(1e-5 * times**law.exponent), "the range is wider than the spread"
         assert each.high == pytest.approx(1e-1 * times**law.exponent)
 

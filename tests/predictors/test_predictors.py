@@ -1,7 +1,6 @@
 """Tests of the published predictors on models whose answer is known in closed form."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +11,13 @@ from benchmarks.predictors import baselines, rksp
 from benchmarks.predictors import dyt_saturation as dyt
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.critical_sharpness import critical_sharpness
-from benchmarks.predictors.of_normscope import WORST, _rise, _risk, _score
+from benchmarks.predictors.of_normscope import RISE, RISK, WORST, _rise, _score, as_predictions
 from benchmarks.predictors.range_test import ramp, range_test
 from benchmarks.predictors.rksp import whitened_dmd
 from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
 from benchmarks.predictors.sharpness import sharpness
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.forecast import Forecast
+from normscope.forecast import Forecast, LadderForecast
 from normscope.forecast.record import ForecastStep
 from normscope.subjects import load, make_subject
 from normscope.train import Recipe, Trial, endless
@@ -221,19 +220,35 @@ def test_scores_of_forecasts_are_larger_for_failures() -> None:
     assert _score(forecast("trains", 1.5)) == -1.5
     assert _score(forecast("diverges", None)) == WORST
     assert _score(forecast("undecided", None)) == 0.0
-    assert _risk(replace(forecast("trains", 1.5), divergence=0.2)) == 0.2
-    assert _risk(forecast("not measured", None)) == 1.0
+
+
+def test_an_untried_rung_has_the_smallest_risk_and_rise_of_larger_rates() -> None:
+    def rung(lr: float, *losses: float, outcome: str = "trains", risk: float | None = None) -> Forecast:
+        curve = tuple(ForecastStep(18 * i, loss if i else None, loss, {}) for i, loss in enumerate(losses))
+        return Forecast(outcome, "so", "adam", lr, 0, 36, 3.0, curve, divergence=risk)
+
+    rungs = (
+        rung(1e-5, 4.0, 2.0, risk=0.01),
+        rung(1e-4),
+        rung(3e-4, outcome="not measured"),
+        rung(1e-3, 4.0, 3.6, risk=0.2),
+        rung(1e-2, 4.0, 3.2, risk=0.3),
+        rung(1e-1, 4.0, math.nan, outcome="diverges", risk=0.9),
+    )
+    scores = {each.name: each.scores for each in as_predictions(LadderForecast(rungs, 1e-2, "", 0))}
+    assert scores[RISK] == (0.01, 0.2, 1.0, 0.2, 0.3, 0.9)
+    assert scores[RISE] == (0.5, 0.8, 1.0, 0.9, 0.8, BROKEN)
 
 
 def test_the_rise_of_a_trial_is_its_largest_loss_over_the_first() -> None:
-    def rise(*losses: float) -> float:
+    def rise(*losses: float) -> float | None:
         curve = tuple(ForecastStep(18 * i, loss if i else None, loss, {}) for i, loss in enumerate(losses))
         return _rise(Forecast("trains", "so", "adam", 1e-3, 0, 36, 3.0, curve))
 
     assert rise(4.0, 6.0, 5.0) == 1.5
     assert rise(4.0, 3.0, 2.0) == 0.75
     assert rise(4.0, math.nan) == BROKEN
-    assert rise(4.0) == 1.0
+    assert rise(4.0) is None
 
 
 @pytest.mark.parametrize("predictor", CHEAP, ids=lambda each: each.__name__)

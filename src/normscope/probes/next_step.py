@@ -10,7 +10,7 @@
                                the same of P⁻¹H, P of Adam's first step; unstable above (2 + 2β₁)/(1 − β₁), 38
 
 On the first batch, in eval mode, on a copy of the model. η_c costs one gradient and about as many forwards as
-its distance from the learning rate has doublings, plus four. λ_max needs `--budget deep`. The norm of the
+its distance from the learning rate has doublings, plus five. λ_max needs `--budget deep`. The norm of the
 gradient, the third cheap predictor, is `gradient/total`.
 
 These are measurements. They predict whether the next step raises the loss, not whether a run trains: see

@@ -58,12 +58,15 @@ def largest_eigenvalue(
     return Largest(value, residual, len(diagonal))
 
 
-def loss_eigenvalue(flat: Tensor, weights: Sequence[Tensor], scale: Tensor | None = None) -> Largest:
+def loss_eigenvalue(
+    flat: Tensor, weights: Sequence[Tensor], scale: Tensor | None = None, steps: int = STEPS
+) -> Largest:
     """λ_max of P^-½ H P^-½, H the Hessian of a loss by `weights`.
 
     Args:
         flat: gradient of the loss by all `weights`, with its graph.
         scale: diagonal of P; None is the identity.
+        steps: most products with H.
     """
     root = None if scale is None else scale.sqrt()
 
@@ -78,7 +81,7 @@ def loss_eigenvalue(flat: Tensor, weights: Sequence[Tensor], scale: Tensor | Non
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(flat.shape, generator=generator, dtype=flat.dtype).to(flat.device)
     with torch.enable_grad():
-        return largest_eigenvalue(product, start)
+        return largest_eigenvalue(product, start, steps)
 
 
 def preconditioner(gradient: Tensor, recipe: Recipe) -> Tensor:

@@ -249,7 +249,7 @@ class _Tries:
 
     @property
     def place(self) -> str:
-        """How far the attempts have come, for the words of an interrupt."""
+        """Words for an interrupt that say how far the attempts have come."""
         if len(self.attempts) == self.planned:
             return f"after all {self.planned} remedies, while the best was tried over a longer trial"
         return f"after {len(self.attempts)} of {self.planned} remedies"
