@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Site, Stack, read_anatomy
 from normscope.forecast import watch
-from normscope.forecast.evaluator import Evaluator, beyond_mean
+from normscope.forecast.evaluator import Evaluator, beyond_mean, token_diversity
 from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
 from normscope.forecast.rule import EXTENSION, Decision
 from normscope.subjects import Subject, load
@@ -146,10 +147,57 @@ def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         hidden = model.encoder(model.embedding(subject.batch).transpose(0, 1), mask=mask, is_causal=True)
         states = hidden.transpose(0, 1).double()
-    ratios = [((h - h.mean(0)) ** 2).sum() / (h**2).sum() for h in states]
-    assert diversities["encoder"] == pytest.approx(float(sum(ratios)) / SEQUENCES, rel=1e-5)
+    assert diversities["encoder"] == pytest.approx(by_loops(states), rel=1e-5)
     expected = next_token(model(subject.batch), subject.batch).item()
     assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def by_loops(states: Tensor) -> float:
+    """Token diversity (B, T, d) in float64, term by term."""
+    number, length = states.shape[:2]
+    whole = states.mean((0, 1))
+    found = 0.0
+    for b in range(number):
+        for t in range(length):
+            beyond = states[b, t] - states[b].mean(0) - states[:, t].mean(0) + whole
+            found += float(beyond.square().sum()) * number / (number - 1)
+    return found / float(states.square().sum())
+
+
+def test_diversity_leaves_out_what_positions_tell() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(8, 50, 6, generator=generator, dtype=torch.float64)
+    positions = 100 * torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    assert token_diversity(tokens) == pytest.approx(by_loops(tokens), rel=1e-9)
+    assert token_diversity(tokens) == pytest.approx(1.0, abs=0.1)
+    drowned = token_diversity(tokens + positions)
+    assert drowned == pytest.approx(by_loops(tokens + positions), rel=1e-6)
+    assert drowned < 2e-4 < token_diversity((tokens + positions)[:1])
+    sequence = tokens[0] - tokens[0].mean(0)
+    plain = float(sequence.square().sum() / tokens[0].square().sum())
+    assert token_diversity(tokens[:1]) == pytest.approx(plain)
+    assert token_diversity(torch.zeros(2, 3, 4)) == 0
+    faint = torch.ones(2, 4, 8) + 1e-7 * tokens[:2, :4].repeat(1, 1, 2)[..., :8].float()
+    assert token_diversity(faint) == pytest.approx(by_loops(faint.double()), rel=1e-6)
+
+
+def test_repeated_sequences_have_the_plain_diversity() -> None:
+    model = Tiny()
+    subject, anatomy = subject_of(model), anatomy_of(model)
+    first = subject.batch[:1]
+    alone = Evaluator.of(replace(subject, batch=first), anatomy, model).state()[1]["encoder"]
+    again = Evaluator.of(replace(subject, batch=first.repeat(4, 1)), anatomy, model).state()[1]["encoder"]
+    assert again == pytest.approx(alone, rel=1e-4)
+    assert alone > 0.1
+
+
+@pytest.mark.parametrize("scaled", ["False", "True"])
+def test_positions_of_a_published_model_drown_its_tokens_unless_they_are_scaled(scaled: str) -> None:
+    sizes = "encoder_layers=2,decoder_layers=2,d_model=32,encoder_attention_heads=2,decoder_attention_heads=2"
+    given = load(f"hf:marian,{sizes},vocab_size=64,pad_token_id=0,scale_embedding={scaled}", seed=0)
+    given = replace(given, loss_fn=lambda output, batch: output.last_hidden_state.square().mean())
+    found = Evaluator.of(given, read_anatomy(given), given.model).state()[1]
+    assert all((share < 2e-2) == (scaled == "False") for share in found.values()), found
 
 
 def test_beyond_mean_by_hand() -> None:

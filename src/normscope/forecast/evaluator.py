@@ -15,7 +15,6 @@ from normscope.anatomy import Anatomy, Stack
 from normscope.anatomy.measuring import measuring
 from normscope.forecast.hidden import Hidden, HiddenStates
 from normscope.probes.parameters import Parameters
-from normscope.probes.signal import diversity
 from normscope.probes.sums import energy, exact, gram
 from normscope.probes.token_axes import batch_shape, sequences
 from normscope.subjects import Batch, Subject
@@ -48,13 +47,15 @@ class Evaluator:
         batch = self.subject.batch
         with measuring(self.model):
             loss, found = self.states.read(self.model, batch, lambda: self.subject.loss(batch, self.model))
-        diversities: dict[str, float] = {}
-        for name, hidden in found.items():
-            if hidden.state.ndim >= 2:
-                tokens = self._sequences(hidden.state, hidden)
-                shares = [share for share in map(diversity, tokens) if share is not None]
-                diversities[name] = sum(shares) / len(shares) if shares else 0.0
-        return float(loss), diversities
+        one = repeated(batch)
+        states = {
+            name: self._sequences(hidden.state, hidden)
+            for name, hidden in found.items()
+            if hidden.state.ndim >= 2
+        }
+        return float(loss), {
+            name: token_diversity(tokens[:1] if one else tokens) for name, tokens in states.items()
+        }
 
     def _sequences(self, stream: Tensor, hidden: Hidden) -> Tensor:
         """`stream` of the shape of `hidden` as (B, T, d)."""
@@ -135,6 +136,39 @@ class TokenPull:
 
     gradients: list[list[Tensor]]
     alignment: float
+
+
+def token_diversity(states_BTD: Tensor) -> float:
+    """Share of the energy of hidden states in which tokens differ by more than their positions.
+
+    Σ‖H − h̄_b − h̄_t + h̄‖² · B/(B − 1) over Σ‖H‖², h̄_b the mean token of a sequence, h̄_t the mean token of a
+    position. States may differ by their positions alone: the sines of Marian and Pegasus are 35 times as
+    large as the embeddings of tokens, unless these are scaled. Of one sequence it is ‖H − h̄‖²/‖H‖², of H = 0
+    it is 0.
+
+    The first token is subtracted before each mean, which is exact for tokens that differ only in their last
+    digits.
+    """
+    states = exact(states_BTD)
+    whole = float(states.square().sum())
+    if whole == 0:
+        return 0.0
+    beyond = _centred(states, 1)
+    num = len(states)
+    if num == 1:
+        return float(beyond.square().sum()) / whole
+    return float(_centred(beyond, 0).square().sum()) * num / (num - 1) / whole
+
+
+def _centred(states: Tensor, axis: int) -> Tensor:
+    """States less their mean along an axis."""
+    differences = states - states.narrow(axis, 0, 1)
+    return differences - differences.mean(axis, keepdim=True)
+
+
+def repeated(batch: Batch) -> bool:
+    """Whether all sequences of a batch are the same, so that nothing tells positions from the input."""
+    return all(bool((tensor == tensor[:1]).all()) for tensor in tensors_in(batch) if tensor.ndim)
 
 
 def lower_weights(model: nn.Module, anatomy: Anatomy, stack: Stack) -> list[list[nn.Parameter]]:
