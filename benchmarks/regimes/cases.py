@@ -117,11 +117,11 @@ def _seq2seq(model_type: str, sizes: Callable[[int], dict[str, int]]) -> Model:
     return Model(build, "input_ids")
 
 
-def _bart(model_type: str, depth: int, width: int) -> Model:
+def _bart(model_type: str, depth: int, width: int, **options: Any) -> Model:
     each = {"layers": depth, "attention_heads": width // 16, "ffn_dim": 4 * width}
     both = {f"{half}_{name}": value for half in ("encoder", "decoder") for name, value in each.items()}
-    sizes = {"d_model": width, "max_position_embeddings": 128, "eos_token_id": 0, "bos_token_id": 0} | both
-    return _seq2seq(model_type, lambda vocab: sizes | {"pad_token_id": vocab})
+    sizes = {"d_model": width, "max_position_embeddings": 128, "eos_token_id": 0, "bos_token_id": 0}
+    return _seq2seq(model_type, lambda vocab: sizes | both | options | {"pad_token_id": vocab})
 
 
 def _t5(model_type: str, depth: int, width: int) -> Model:
@@ -156,9 +156,13 @@ PAIRS = cases_of_text(
         ("post 5 48 v512", _both("post", 5, 48), "modules", 512, "adamw"),
         ("bart 4 32 bytes", _bart("bart", 4, 32), "modules", 256, "adam"),
         ("pre 5 32 v1024", _both("pre", 5, 32), "modules", 1024, "adamw"),
+        # fresh, and fixed when diversity had come to leave out what positions tell
+        ("marian 4 48 v512", _bart("marian", 4, 48), "modules", 512, "adamw"),
+        ("pegasus 3 32 v1024", _bart("pegasus", 3, 32), "modules", 1024, "adamw"),
+        ("scaled marian 4 32 bytes", _bart("marian", 4, 32, scale_embedding=True), "modules", 256, "adam"),
     ],
     held=5,
-    fresh=3,
+    fresh=6,
 )
 
 
