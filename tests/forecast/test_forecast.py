@@ -155,24 +155,26 @@ def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
 def by_loops(states: Tensor) -> float:
     """Token diversity (B, T, d) in float64, term by term."""
     number, length = states.shape[:2]
-    whole = states.mean((0, 1))
-    found = 0.0
+    whole, energy = states.mean((0, 1)), float(states.square().sum())
+    plain = beyond = 0.0
     for b in range(number):
         for t in range(length):
-            beyond = states[b, t] - states[b].mean(0) - states[:, t].mean(0) + whole
-            found += float(beyond.square().sum()) * number / (number - 1)
-    return found / float(states.square().sum())
+            difference = states[b, t] - states[b].mean(0)
+            plain += float(difference.square().sum())
+            beyond += float((difference - states[:, t].mean(0) + whole).square().sum())
+    return min(plain, 2 * beyond * number / (number - 1)) / energy
 
 
-def test_diversity_leaves_out_what_positions_tell() -> None:
+def test_positions_count_at_most_half_of_the_diversity() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(8, 50, 6, generator=generator, dtype=torch.float64)
-    positions = 100 * torch.randn(50, 6, generator=generator, dtype=torch.float64)
-    assert token_diversity(tokens) == pytest.approx(by_loops(tokens), rel=1e-9)
-    assert token_diversity(tokens) == pytest.approx(1.0, abs=0.1)
-    drowned = token_diversity(tokens + positions)
-    assert drowned == pytest.approx(by_loops(tokens + positions), rel=1e-6)
-    assert drowned < 2e-4 < token_diversity((tokens + positions)[:1])
+    positions = torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    for size in (0.0, 0.5, 1.0, 3.0, 100.0):
+        states = tokens + size * positions + 2
+        assert token_diversity(states) == pytest.approx(by_loops(states), rel=1e-6)
+    assert token_diversity(tokens) == pytest.approx(1.0, abs=0.05)
+    drowned = tokens + 100 * positions
+    assert token_diversity(drowned) < 4e-4 < 0.5 < token_diversity(drowned[:1])
     sequence = tokens[0] - tokens[0].mean(0)
     plain = float(sequence.square().sum() / tokens[0].square().sum())
     assert token_diversity(tokens[:1]) == pytest.approx(plain)
@@ -196,7 +198,7 @@ def test_positions_of_a_published_model_drown_its_tokens_unless_they_are_scaled(
     given = load(f"hf:marian,{sizes},vocab_size=64,pad_token_id=0,scale_embedding={scaled}", seed=0)
     given = replace(given, loss_fn=lambda output, batch: output.last_hidden_state.square().mean())
     found = Evaluator.of(given, read_anatomy(given), given.model).state()[1]
-    assert all((share < 2e-2) == (scaled == "False") for share in found.values()), found
+    assert all((share < 4e-2) == (scaled == "False") for share in found.values()), found
 
 
 def test_beyond_mean_by_hand() -> None:

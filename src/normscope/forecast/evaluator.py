@@ -139,12 +139,12 @@ class TokenPull:
 
 
 def token_diversity(states_BTD: Tensor) -> float:
-    """Share of the energy of hidden states in which tokens differ by more than their positions.
+    """Share of the energy of hidden states in which tokens differ, where positions count at most half.
 
-    Σ‖H − h̄_b − h̄_t + h̄‖² · B/(B − 1) over Σ‖H‖², h̄_b the mean token of a sequence, h̄_t the mean token of a
-    position. States may differ by their positions alone: the sines of Marian and Pegasus are 35 times as
-    large as the embeddings of tokens, unless these are scaled. Of one sequence it is ‖H − h̄‖²/‖H‖², of H = 0
-    it is 0.
+    min(D, 2·D′) with D = Σ‖H − h̄_b‖²/Σ‖H‖² and D′ = Σ‖H − h̄_b − h̄_t + h̄‖²/Σ‖H‖² · B/(B − 1): h̄_b is the mean
+    token of a sequence, h̄_t that of a position. D′ is what tokens differ in beyond their positions. It is far
+    below D where positions drown the input: the sines of Marian and Pegasus are 35 times as large as the
+    embeddings of tokens, unless these are scaled. Of one sequence it is D; of H = 0 it is 0.
 
     The first token is subtracted before each mean, which is exact for tokens that differ only in their last
     digits.
@@ -153,11 +153,11 @@ def token_diversity(states_BTD: Tensor) -> float:
     whole = float(states.square().sum())
     if whole == 0:
         return 0.0
-    beyond = _centred(states, 1)
-    num = len(states)
+    differences = _centred(states, 1)
+    plain, num = float(differences.square().sum()) / whole, len(states)
     if num == 1:
-        return float(beyond.square().sum()) / whole
-    return float(_centred(beyond, 0).square().sum()) * num / (num - 1) / whole
+        return plain
+    return min(plain, 2 * float(_centred(differences, 0).square().sum()) * num / (num - 1) / whole)
 
 
 def _centred(states: Tensor, axis: int) -> Tensor:
