@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def seen_by_larger(ladder: Scored) -> Iterator[Seen]:
-    """Low rates of a ladder of whole trials that larger rates predict."""
+    """Low rates of a ladder of whole trials that larger rates predict, as if no low rate had been tried."""
     rungs = [(cell, forecast_of(cell.forecast)) for cell in ladder.cells]
     largest = max(rung.lr for _, rung in rungs)
     main = [rung for _, rung in rungs if rung.lr > LOW * largest and rung.curve and not rung.failed]
@@ -79,6 +79,9 @@ def report(whole: Sequence[Scored], stopped: Sequence[Scored]) -> Iterator[str]:
     gaps = [each.above for each in seen if not math.isnan(each.above)]
     if gaps:
         yield f"their prediction is too high by {statistics.median(gaps):.2f} (median of {len(gaps)} cells)"
+    untried = [cell for ladder in stopped for cell in ladder.cells if not cell.forecast["curve"]]
+    counts = Counter(f"{cell.forecast['outcome']}, {cell.truth}" for cell in untried)
+    yield "not tried: " + "; ".join(f"{n} {each}" for each, n in sorted(counts.items()))
     counts = Counter(cell.truth for ladder in stopped for cell in ladder.cells if hasty(cell))
     yield "half-trials that went on: " + ", ".join(f"{n} {truth}" for truth, n in sorted(counts.items()))
 

@@ -213,10 +213,11 @@ def stored(lr: float, *losses: float, **more: Any) -> dict[str, Any]:
 def test_the_report_of_the_early_stops_has_untried_rungs() -> None:
     """A low rate is predicted by the middle one, whether or not it has a trial of its own."""
     middle, largest = stored(1e-3, 5.0, 4.0, 3.0, 2.5), stored(1e-2, 5.0, 4.0, 3.5, 3.2)
-    for low in (stored(1e-4), stored(1e-4, 5.0, 4.9)):
+    for low, untried in ((stored(1e-4), "1 trains, trained"), (stored(1e-4, 5.0, 4.9), "")):
         found, _ = scores.ladders(truth("a: x", ["111"] * 3), [low, middle, largest])
         assert [seen[1:] for seen in stops.seen_by_larger(found[0])] == [("trains", "trained")]
         assert "their prediction is too high by 1.75 (median of 1 cells)" in stops.report(found, found)
+        assert f"not tried: {untried}" in stops.report(found, found)
 
 
 def test_the_report_of_the_early_stops_without_a_prediction() -> None:
