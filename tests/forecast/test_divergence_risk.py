@@ -76,6 +76,12 @@ def test_each_of_them_raises_the_risk_and_infinity_is_the_limit() -> None:
     assert features(1e-3, curve(2.0, 0.0), BARE)[1:3] == (RISE[0], GRADIENT[0])
 
 
+def test_a_rise_from_no_positive_loss_is_unknown() -> None:
+    for first in (-0.5, 0.0, math.nan):
+        assert divergence_risk("adam", 1e-3, curve(4.0, first=first), NORMED) is None
+        assert features(1e-3, curve(math.inf, first=first), NORMED)[1] == RISE[1]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
     [

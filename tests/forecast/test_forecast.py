@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy, Block, Site, Stack, read_anatomy
 from normscope.forecast import watch
-from normscope.forecast.evaluator import Evaluator, beyond_mean, token_diversity
+from normscope.forecast.evaluator import Evaluator, beyond_mean, differences
 from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
 from normscope.forecast.rule import EXTENSION, Decision
-from normscope.subjects import Subject, load
+from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.targets import batch_entropy
 from normscope.train import Recipe
 
@@ -147,13 +147,14 @@ def test_diversity_is_that_of_the_last_hidden_state_in_eval_mode() -> None:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         hidden = model.encoder(model.embedding(subject.batch).transpose(0, 1), mask=mask, is_causal=True)
         states = hidden.transpose(0, 1).double()
-    assert diversities["encoder"] == pytest.approx(by_loops(states), rel=1e-5)
+    plain, beyond = by_loops(states)
+    assert diversities["encoder"] == pytest.approx(min(plain, 2 * beyond), rel=1e-5)
     expected = next_token(model(subject.batch), subject.batch).item()
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def by_loops(states: Tensor) -> float:
-    """Token diversity (B, T, d) in float64, term by term."""
+def by_loops(states: Tensor) -> tuple[float, float]:
+    """Differences of tokens (B, T, d), in all and beyond their positions, in float64, term by term."""
     number, length = states.shape[:2]
     whole, energy = states.mean((0, 1)), float(states.square().sum())
     plain = beyond = 0.0
@@ -162,34 +163,65 @@ def by_loops(states: Tensor) -> float:
             difference = states[b, t] - states[b].mean(0)
             plain += float(difference.square().sum())
             beyond += float((difference - states[:, t].mean(0) + whole).square().sum())
-    return min(plain, 2 * beyond * number / (number - 1)) / energy
+    return plain / energy, beyond * number / (number - 1) / energy
 
 
-def test_positions_count_at_most_half_of_the_diversity() -> None:
+@pytest.mark.parametrize("size", [0.0, 0.5, 1.0, 3.0, 100.0])
+def test_differences_against_loops(size: float) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(8, 50, 6, generator=generator, dtype=torch.float64)
-    positions = torch.randn(50, 6, generator=generator, dtype=torch.float64)
-    for size in (0.0, 0.5, 1.0, 3.0, 100.0):
-        states = tokens + size * positions + 2
-        assert token_diversity(states) == pytest.approx(by_loops(states), rel=1e-6)
-    assert token_diversity(tokens) == pytest.approx(1.0, abs=0.05)
-    drowned = tokens + 100 * positions
-    assert token_diversity(drowned) < 4e-4 < 0.5 < token_diversity(drowned[:1])
+    states = tokens + size * torch.randn(50, 6, generator=generator, dtype=torch.float64) + 2
+    assert differences(states) == pytest.approx(by_loops(states), rel=1e-6)
+
+
+def test_differences_of_one_sequence_of_equal_tokens_and_of_nothing() -> None:
+    tokens = torch.randn(4, 7, 6, dtype=torch.float64)
     sequence = tokens[0] - tokens[0].mean(0)
     plain = float(sequence.square().sum() / tokens[0].square().sum())
-    assert token_diversity(tokens[:1]) == pytest.approx(plain)
-    assert token_diversity(torch.zeros(2, 3, 4)) == 0
-    assert token_diversity(tokens[:1, :1].expand(1, 7, 6)) == 0, "no round-off of a mean"
+    assert differences(tokens[:1]) == (pytest.approx(plain), None)
+    assert differences(torch.zeros(2, 3, 4)) == (0, 0)
+    assert differences(torch.zeros(1, 3, 4)) == (0, None)
+    assert differences(tokens[:1, :1].expand(3, 7, 6)) == (0, 0), "no round-off of a mean"
+    same, beyond = differences(tokens[:1].expand(3, 7, 6))
+    assert same == pytest.approx(plain)
+    assert beyond == 0
 
 
-def test_repeated_sequences_have_the_plain_diversity() -> None:
+class WithPositions(Tiny):
+    """Takes the ids and the numbers of their places, which it adds as embeddings of a size."""
+
+    def __init__(self, size: float, **options: bool) -> None:
+        super().__init__(**options)
+        self.places = nn.Embedding.from_pretrained(size * torch.randn(LENGTH, 16))
+
+    def forward(self, ids_BT: Tensor, places_T: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(len(places_T))
+        x = self.embedding(ids_BT if self.batch_first else ids_BT.T) + self.places(places_T)
+        x = x if self.batch_first else x.transpose(0, 1)
+        return self.head(self.encoder(x, mask=mask, is_causal=True))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_positions_count_at_most_half_unless_all_sequences_are_the_same(
+    repeated: bool, batch_first: bool
+) -> None:
+    torch.manual_seed(0)
+    model = WithPositions(100.0, batch_first=batch_first)
+    ids = torch.randint(VOCABULARY, (1 if repeated else 4, LENGTH)).expand(4, LENGTH)
+    batch = {"ids_BT": ids if batch_first else ids.T, "places_T": torch.arange(LENGTH)}
+    subject = make_subject(model, batch, lambda output, batch: output.square().mean())
+    evaluator = Evaluator.of(subject, read_anatomy(subject), model)
+    found = [list(evaluator.state()[1].values())[-1] for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0] > 0.3 if repeated else found[0] < 0.01
+
+
+def test_a_sequence_of_one_token_has_no_diversity() -> None:
     model = Tiny()
     subject, anatomy = subject_of(model), anatomy_of(model)
-    first = subject.batch[:1]
-    alone = Evaluator.of(replace(subject, batch=first), anatomy, model).state()[1]["encoder"]
-    again = Evaluator.of(replace(subject, batch=first.repeat(4, 1)), anatomy, model).state()[1]["encoder"]
-    assert again == pytest.approx(alone, rel=1e-4)
-    assert alone > 0.1
+    one = replace(subject, batch=subject.batch[:, :1], loss_fn=lambda output, batch: output.square().mean())
+    assert Evaluator.of(one, anatomy, model).state()[1] == {}
 
 
 @pytest.mark.parametrize("scaled", ["False", "True"])
@@ -198,7 +230,8 @@ def test_positions_of_a_published_model_drown_its_tokens_unless_they_are_scaled(
     given = load(f"hf:marian,{sizes},vocab_size=64,pad_token_id=0,scale_embedding={scaled}", seed=0)
     given = replace(given, loss_fn=lambda output, batch: output.last_hidden_state.square().mean())
     found = Evaluator.of(given, read_anatomy(given), given.model).state()[1]
-    assert all((share < 4e-2) == (scaled == "False") for share in found.values()), found
+    assert len(found) == 2
+    assert all((share < 1e-2) == (scaled == "False") for share in found.values()), found
 
 
 def test_beyond_mean_by_hand() -> None:

@@ -24,7 +24,7 @@ WEIGHTS = (-2.0, 0.7, 1.2, 1.5, 1.7, 2.9)
 benchmarks.predictors.risk` fitted them on 240 cells of 60 ladders with AdamW, of text and of recall."""
 RISE, GRADIENT = (0.0, 2.0), (-2.0, 4.0)
 """Limits of the logarithms: a hundredfold loss, and a gradient of 0.01 to 10⁴."""
-BLOWN_UP = 1.5
+BLOWN_UP_RISE = 1.5
 """Logarithm of the largest loss over the first from which a trial blew up: 32 times the first loss."""
 REACH = 1.0
 """Factors of ten in the learning rate over which a trial that blew up raises the risk of smaller rates."""
@@ -67,7 +67,7 @@ def features(
         return None
     has_norm = bool(anatomy.final_norm) or any(branch.norms for branch in anatomy.branches)
     above = [math.log10(rate / lr) for rate in blown_up if rate > lr]
-    near = 1.0 if rise >= BLOWN_UP else max(0.0, 1 - min(above, default=REACH) / REACH)
+    near = 1.0 if rise >= BLOWN_UP_RISE else max(0.0, 1 - min(above, default=REACH) / REACH)
     gradient = _log(last.largest_gradient, *GRADIENT)
     return 1.0, rise, gradient, math.log10(lr), float(not has_norm), near
 
@@ -88,15 +88,21 @@ def with_neighbours(rungs: Sequence[Forecast], anatomy: Anatomy) -> list[Forecas
 
 def rates_blown_up(rungs: Iterable[Forecast]) -> list[float]:
     """Learning rates at which the trial blew up."""
-    return [rung.lr for rung in rungs if (_rise(rung.curve) or 0.0) >= BLOWN_UP]
+    return [rung.lr for rung in rungs if (_rise(rung.curve) or 0.0) >= BLOWN_UP_RISE]
 
 
 def _rise(curve: Sequence[ForecastStep]) -> float | None:
-    """Logarithm of the largest loss over the first, within its limits; None before the first step."""
-    if not curve or curve[-1].largest_loss is None:
+    """Logarithm of the largest loss over the first, within its limits.
+
+    None before the first step, and where finite losses start at no positive one.
+    """
+    largest = curve[-1].largest_loss if curve else None
+    if largest is None:
         return None
     first = curve[0].loss
-    return _log(curve[-1].largest_loss / first, *RISE) if first > 0 else RISE[1]
+    if not math.isfinite(largest):
+        return RISE[1]
+    return _log(largest / first, *RISE) if math.isfinite(first) and first > 0 else None
 
 
 def _log(value: float, low: float, high: float) -> float:

@@ -21,6 +21,9 @@ from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
 
 BLOCKS = 4  # blocks whose gradients are compared
+SAME = 1e-5
+"""Share of the differences under which all sequences are the same: round-off, or what cross-attention alone
+brings into a decoder whose own input is the same in all (3e-7 in BART)."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,14 @@ class Evaluator:
         batch = self.subject.batch
         with measuring(self.model):
             loss, found = self.states.read(self.model, batch, lambda: self.subject.loss(batch, self.model))
-        one = repeated(batch)
-        states = {
-            name: self._sequences(hidden.state, hidden)
-            for name, hidden in found.items()
-            if hidden.state.ndim >= 2
-        }
-        return float(loss), {
-            name: token_diversity(tokens[:1] if one else tokens) for name, tokens in states.items()
-        }
+        diversities: dict[str, float] = {}
+        for name, hidden in found.items():
+            tokens = self._sequences(hidden.state, hidden) if hidden.state.ndim >= 2 else None
+            if tokens is not None and tokens.shape[1] > 1:  # a sequence of one token has no diversity
+                plain, beyond = differences(tokens)
+                limited = self.states.limited.setdefault(name, beyond is not None and beyond > SAME * plain)
+                diversities[name] = min(plain, 2 * beyond) if limited and beyond is not None else plain
+        return float(loss), diversities
 
     def _sequences(self, stream: Tensor, hidden: Hidden) -> Tensor:
         """`stream` of the shape of `hidden` as (B, T, d)."""
@@ -138,37 +140,41 @@ class TokenPull:
     alignment: float
 
 
-def token_diversity(states_BTD: Tensor) -> float:
-    """Share of the energy of hidden states in which tokens differ, where positions count at most half.
+def differences(states_BTD: Tensor) -> tuple[float, float | None]:
+    """Shares of the energy of hidden states in which tokens differ, in all and beyond their positions.
 
-    min(D, 2·D′) with D = Σ‖H − h̄_b‖²/Σ‖H‖² and D′ = Σ‖H − h̄_b − h̄_t + h̄‖²/Σ‖H‖² · B/(B − 1): h̄_b is the mean
-    token of a sequence, h̄_t that of a position. D′ is what tokens differ in beyond their positions. It is far
-    below D where positions drown the input: the sines of Marian and Pegasus are 35 times as large as the
-    embeddings of tokens, unless these are scaled. Of one sequence it is D; of H = 0 it is 0.
+    D = Σ‖H − h̄_b‖²/Σ‖H‖² and D′ = Σ‖H − h̄_b − h̄_t + h̄‖²/Σ‖H‖² · B/(B − 1): h̄_b is the mean token of a
+    sequence, h̄_t that of a position. D′ is None for one sequence; both are 0 for H = 0.
 
-    The first token is subtracted before each mean, which is exact for tokens that differ only in their last
-    digits.
+    The diversity of a forecast is min(D, 2·D′), so that positions count at most as much as the rest. D′ is
+    far below D where positions drown the input: the sines of Marian and Pegasus are 35 times as large as the
+    embeddings of tokens, unless these are scaled. The limit is left out where D′ is under `SAME`·D at the
+    first measurement: all sequences are then the same, and nothing tells positions from the input.
+
+    The first token is subtracted before its sequence's mean, and the first sequence before the mean over
+    sequences: exact for tokens that differ only in their last digits. One sequence at a time is in float64.
     """
-    states = exact(states_BTD)
-    whole = float(states.square().sum())
-    if whole == 0:
-        return 0.0
-    differences = _centred(states, 1)
-    plain, num = float(differences.square().sum()) / whole, len(states)
+    whole = energy = apart = 0.0
+    first = total = None
+    for sequence in states_BTD:
+        tokens = exact(sequence)
+        whole += float(tokens.square().sum())
+        shifted = tokens - tokens[:1]
+        centred = shifted - shifted.mean(0)
+        energy += float(centred.square().sum())
+        if first is None or total is None:
+            first, total = centred, torch.zeros_like(centred)
+            continue
+        change = centred - first
+        apart += float(change.square().sum())
+        total += change
+    num = len(states_BTD)
+    if whole == 0 or total is None:
+        return 0.0, 0.0 if num > 1 else None
     if num == 1:
-        return plain
-    return min(plain, 2 * float(_centred(differences, 0).square().sum()) * num / (num - 1) / whole)
-
-
-def _centred(states: Tensor, axis: int) -> Tensor:
-    """States less their mean along an axis."""
-    differences = states - states.narrow(axis, 0, 1)
-    return differences - differences.mean(axis, keepdim=True)
-
-
-def repeated(batch: Batch) -> bool:
-    """Whether all sequences of a batch are the same, so that nothing tells positions from the input."""
-    return all(bool((tensor == tensor[:1]).all()) for tensor in tensors_in(batch) if tensor.ndim)
+        return energy / whole, None
+    beyond = max(0.0, apart - float(total.square().sum()) / num)
+    return energy / whole, beyond * num / (num - 1) / whole
 
 
 def lower_weights(model: nn.Module, anatomy: Anatomy, stack: Stack) -> list[list[nn.Parameter]]:

@@ -34,12 +34,15 @@ class HiddenStates:
     Attributes:
         taps: places of the states in module calls, once they are known.
         lengths: numbers of tokens of the stacks, by the shapes of a batch.
+        limited: whether positions are told from the input, by stack, from the first measurement on: see
+            `evaluator.differences`.
         by_ops: whether a state is at no module's output, so that each forward has to be captured by ops.
     """
 
     anatomy: Anatomy
     taps: dict[Site, Tap] = field(default_factory=dict)
     lengths: dict[Shapes, dict[str, int | None]] = field(default_factory=dict)
+    limited: dict[str, bool] = field(default_factory=dict)
     by_ops: bool = False
 
     def read(self, model: nn.Module, batch: Batch, run: Callable[[], T]) -> tuple[T, dict[str, Hidden]]:

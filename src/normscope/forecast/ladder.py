@@ -65,7 +65,6 @@ def forecast_ladder(
         ladder.try_all(configs[len(low) :])
         ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
-        ladder.rungs = with_neighbours(ladder.rungs, anatomy)
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -107,7 +106,7 @@ class _Ladder:
 
     def result(self, warmup: Warmup) -> LadderForecast:
         largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
-        rungs = tuple(sorted(self.rungs, key=lambda rung: rung.lr))
+        rungs = tuple(with_neighbours(sorted(self.rungs, key=lambda rung: rung.lr), self.anatomy))
         return LadderForecast(rungs, largest, warmup.words, warmup.steps, ramps=warmup.trials)
 
     def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
