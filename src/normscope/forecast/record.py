@@ -22,7 +22,8 @@ class ForecastStep:
         step: optimiser steps taken so far, 0 before the first.
         train_loss: loss of the training batch of this step, dropout on; None at step 0.
         loss: loss of the fixed batch.
-        diversity: token diversity of the last hidden state by stack name.
+        diversity: token diversity of the last hidden state by stack name; positions count at most half, see
+            `evaluator.differences`.
         coherence: cosine between batches of the lower blocks' gradients of the loss's pull on each token
             beyond their mean (see `evaluator.TokenPull`); None where it was not measured.
         alignment: share of that pull along the current token differences, −1..1; None where it was not

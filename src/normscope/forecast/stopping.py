@@ -20,9 +20,9 @@ LOW = 0.03
 FAR_ABOVE, FAR_SHARE = 1.0, 1 / 3
 """Nats above the unigram entropy, and share of the first excess, from which no run got there in 300 steps."""
 REACHES, STAYS = 0.95, 0.04
-"""Probability that a run trains that larger rates decided: 37 of 38 cells that they saw get under the baseline
-trained, and none of 26 that they saw far above it. (k + 1) / (n + 2) of these, from the ladders set on
-(`python -m benchmarks.regimes.stops`)."""
+"""Probability that a run trains that larger rates decided: 37 of 38 cells that they saw get under the
+baseline trained, and none of 26 that they saw far above it. (k + 1) / (n + 2) of these, from the ladders set
+on (`python -m benchmarks.regimes.stops`)."""
 
 
 def is_settled(curve: Sequence[ForecastStep], baseline: Baseline, *, tokens: bool, warmup: int) -> bool:
