@@ -223,7 +223,7 @@ def mean_pull(curve: Sequence[ForecastStep]) -> float:
 
 def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
     dead = last_diversity(curve[-1]) <= DEAD
-    why = "tokens look the same, or differ by their positions only" if dead else "few runs recover from that"
+    why = "every token looks the same" if dead else "few runs recover from that"
     return Decision("collapses", f"{_figures(curve)}: {why}", score=score)
 
 
