@@ -25,7 +25,6 @@ from normscope.demo.run import Course, Story
 from normscope.demo.settings import CONDITIONS, Settings
 from normscope.demo.worker import looks_at, shelves, work
 from normscope.errors import UsageError
-from normscope.probes.signal import diversity
 from normscope.subjects import load
 from normscope.train import Trial, trains
 
@@ -60,8 +59,11 @@ def test_the_worker_tells_what_lone_trials_tell() -> None:
         subject.model.eval()
         with torch.no_grad():
             subject.forward()
-        shares = [diversity(tokens) for tokens in hidden[0]]
-        expected = sum(share for share in shares if share is not None) / len(shares)
+        states = hidden[0].double()
+        beyond = states - states.mean(1, keepdim=True)
+        apart = beyond - beyond.mean(0)  # 2 sequences: the factor B/(B − 1) is 2
+        energy = [float(part.square().sum() / states.square().sum()) for part in (beyond, apart)]
+        expected = min(energy[0], 2 * 2 * energy[1])
         assert course.looks[-1] == (TINY.steps, pytest.approx(expected, rel=1e-2))
         assert [step for step, _ in course.looks] == looks_at(TINY)
     assert story.unigram_entropy == subject.unigram_entropy
