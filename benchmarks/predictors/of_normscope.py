@@ -48,7 +48,7 @@ def _score(rung: Forecast) -> float:
 
 
 def _ranked(rungs: Sequence[Forecast], values: Sequence[float | None]) -> tuple[float, ...]:
-    """The values of rungs, ascending. A rung without a value has 1, as one that is not finite at once.
+    """The values of rungs, ascending. A rung that could not be measured has 1.
 
     A low rate that larger ones decide is not tried. It has the smallest value of the larger rates.
     """
