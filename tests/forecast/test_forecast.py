@@ -217,6 +217,16 @@ def test_positions_count_at_most_half_unless_all_sequences_are_the_same(
     assert found[0] > 0.3 if repeated else found[0] < 0.01
 
 
+def test_a_decoder_with_the_same_input_in_all_rows_has_the_plain_diversity() -> None:
+    sizes = "encoder_layers=2,decoder_layers=2,d_model=32,encoder_attention_heads=2,decoder_attention_heads=2"
+    given = load(f"hf:bart,{sizes},vocab_size=64,pad_token_id=0", seed=0)
+    ids = torch.randint(1, 64, (4, 12))
+    batch = {"input_ids": ids, "decoder_input_ids": ids[:1].expand(4, 12)}
+    given = replace(given, batch=batch, loss_fn=lambda output, _: output.logits.square().mean())
+    encoder, decoder = Evaluator.of(given, read_anatomy(given), given.model).state()[1].values()
+    assert min(encoder, decoder) > 0.1
+
+
 def test_a_sequence_of_one_token_has_no_diversity() -> None:
     model = Tiny()
     subject, anatomy = subject_of(model), anatomy_of(model)

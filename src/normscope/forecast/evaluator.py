@@ -15,6 +15,7 @@ from normscope.anatomy import Anatomy, Stack
 from normscope.anatomy.measuring import measuring
 from normscope.forecast.hidden import Hidden, HiddenStates
 from normscope.probes.parameters import Parameters
+from normscope.probes.signal import centred
 from normscope.probes.sums import energy, exact, gram
 from normscope.probes.token_axes import batch_shape, sequences
 from normscope.subjects import Batch, Subject
@@ -23,7 +24,7 @@ from normscope.subjects.feed import tensors_in
 BLOCKS = 4  # blocks whose gradients are compared
 SAME = 1e-5
 """Share of the differences under which all sequences are the same: round-off, or what cross-attention alone
-brings into a decoder whose own input is the same in all (3e-7 in BART)."""
+brings into a decoder whose own input is the same in all."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,19 @@ class Evaluator:
             loss, found = self.states.read(self.model, batch, lambda: self.subject.loss(batch, self.model))
         diversities: dict[str, float] = {}
         for name, hidden in found.items():
-            tokens = self._sequences(hidden.state, hidden) if hidden.state.ndim >= 2 else None
-            if tokens is not None and tokens.shape[1] > 1:  # a sequence of one token has no diversity
-                plain, beyond = differences(tokens)
-                limited = self.states.limited.setdefault(name, beyond is not None and beyond > SAME * plain)
-                diversities[name] = min(plain, 2 * beyond) if limited and beyond is not None else plain
+            if hidden.state.ndim >= 2:
+                tokens = self._sequences(hidden.state, hidden)
+                if tokens.shape[1] > 1:  # a sequence of one token has no diversity
+                    diversities[name] = self._diversity(name, tokens)
         return float(loss), diversities
+
+    def _diversity(self, name: str, tokens_BTD: Tensor) -> float:
+        """Token diversity of the stack `name`, in which positions count at most half, see `differences`."""
+        plain, beyond = differences(tokens_BTD)
+        if beyond is None:
+            return plain
+        limited = self.states.limited.setdefault(name, beyond > SAME * plain)
+        return min(plain, 2 * beyond) if limited else plain
 
     def _sequences(self, stream: Tensor, hidden: Hidden) -> Tensor:
         """`stream` of the shape of `hidden` as (B, T, d)."""
@@ -151,21 +159,20 @@ def differences(states_BTD: Tensor) -> tuple[float, float | None]:
     embeddings of tokens, unless these are scaled. The limit is left out where D′ is under `SAME`·D at the
     first measurement: all sequences are then the same, and nothing tells positions from the input.
 
-    The first token is subtracted before its sequence's mean, and the first sequence before the mean over
-    sequences: exact for tokens that differ only in their last digits. One sequence at a time is in float64.
+    The first sequence is subtracted before the mean over sequences, as `centred` does with tokens. One
+    sequence at a time is in float64.
     """
     whole = energy = apart = 0.0
     first = total = None
     for sequence in states_BTD:
         tokens = exact(sequence)
         whole += float(tokens.square().sum())
-        shifted = tokens - tokens[:1]
-        centred = shifted - shifted.mean(0)
-        energy += float(centred.square().sum())
+        beside = centred(tokens)
+        energy += float(beside.square().sum())
         if first is None or total is None:
-            first, total = centred, torch.zeros_like(centred)
+            first, total = beside, torch.zeros_like(beside)
             continue
-        change = centred - first
+        change = beside - first
         apart += float(change.square().sum())
         total += change
     num = len(states_BTD)

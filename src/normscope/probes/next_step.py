@@ -59,7 +59,7 @@ NO_GRADIENT = "no parameter of the model gets a gradient from the loss"
 
 
 Found = TypeVar("Found")
-_First = tuple[float, list[nn.Parameter], list[Tensor]]
+LossGradients = tuple[float, list[nn.Parameter], list[Tensor]]
 """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
 
 
@@ -126,7 +126,7 @@ def at_start(subject: Subject, *, in_place: bool = False) -> Iterator[nn.Module]
         yield model
 
 
-def loss_gradients(subject: Subject, model: nn.Module, *, keep_graph: bool = False) -> _First:
+def loss_gradients(subject: Subject, model: nn.Module, *, keep_graph: bool = False) -> LossGradients:
     """Loss of the fixed batch, the parameters that it depends on, and its gradients by them."""
     trained = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(DRAWS)
@@ -196,7 +196,7 @@ def critical_rate_of(
     subject: Subject,
     model: nn.Module,
     recipe: Recipe,
-    first: _First,
+    first: LossGradients,
     *,
     guess: float,
     most: int = MOST,
@@ -233,7 +233,9 @@ def _critical_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
 
 
 @contextmanager
-def _with_gradients(subject: Subject, *, keep_graph: bool = False) -> Iterator[tuple[nn.Module, _First]]:
+def _with_gradients(
+    subject: Subject, *, keep_graph: bool = False
+) -> Iterator[tuple[nn.Module, LossGradients]]:
     """A copy of the model, or the model where its loss holds it, with what `loss_gradients` gives."""
     for in_place in (False, True):  # a loss that holds the original never reaches a copy
         with at_start(subject, in_place=in_place) as model:
@@ -310,7 +312,7 @@ def _require_step(subject: Subject, recipe: Recipe) -> None:
             raise _NotMeasured("the optimizer has no learning rate that could be scaled")
 
 
-def _require_finite(first: _First) -> None:
+def _require_finite(first: LossGradients) -> None:
     loss, _, gradients = first
     if not math.isfinite(loss):
         raise _NotMeasured(f"the loss of the first batch is {loss}")

@@ -165,14 +165,17 @@ def central_moments(tensor: Tensor) -> tuple[float, float]:
 
 
 def diversity(sequence: Tensor) -> float | None:
-    """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero.
-
-    The first token is subtracted from all before their mean, which is exact for tokens that differ only in
-    their last digits. The result is correct down to 1e-30; a rounded mean would leave round-off.
-    """
+    """‖H − h̄‖²/‖H‖² of one sequence H (T, d), None where H is zero; correct down to 1e-30."""
     tokens = exact(sequence)
     whole = float(tokens.square().sum())
-    if whole == 0:
-        return None
+    return float(centred(tokens).square().sum()) / whole if whole else None
+
+
+def centred(tokens: Tensor) -> Tensor:
+    """Tokens (T, d) of one sequence less their mean.
+
+    The first token is subtracted from all before their mean, which is exact for tokens that differ only in
+    their last digits; a rounded mean would leave round-off.
+    """
     differences = tokens - tokens[:1]
-    return float((differences - differences.mean(0)).square().sum()) / whole
+    return differences - differences.mean(0)
