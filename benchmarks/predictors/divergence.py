@@ -39,8 +39,6 @@ NORM_FREE = ("residual-no-norm", "residual-no-norm,init=gpt2", "t-fixup", "fixup
 DEPTHS = (4, 12)
 TASKS = ("recall", "text")
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-SECOND_RATES, SECOND_PAIRS, SECOND_BATCH = (2e-3, 7e-3, 2e-2, 6e-2), 6, 4
-HELD_OUT_RATES, HELD_OUT_PAIRS, HELD_OUT_BATCH = (1.5e-3, 5e-3, 1.5e-2, 4.5e-2), 3, 8
 REPLICAS, STEPS = 2, 300
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, PAIRS = 32, 2, 256, 64, 16, 4
 PAD, FIRST_KEY, FIRST_VALUE = 0, 1, 128
@@ -92,81 +90,79 @@ GRID: tuple[Case, ...] = tuple(
     )
 )
 
-SECOND: tuple[Case, ...] = tuple(
-    Case(
-        scheme,
-        depth,
-        task,
-        9100 + number,
-        width,
-        SECOND_RATES,
-        SECOND_PAIRS,
-        SECOND_BATCH,
+Row = tuple[str, int, int, str]
+"""Scheme, depth, width and task."""
+
+
+def _cases(
+    seed: int, rates: tuple[float, ...], pairs: int, batch: int, rows: Sequence[Row], **options: bool
+) -> tuple[Case, ...]:
+    """Cases of a grid, whose seeds count from `seed`."""
+    return tuple(
+        Case(scheme, depth, task, seed + number, width, rates, pairs, batch, **options)
+        for number, (scheme, depth, width, task) in enumerate(rows)
     )
-    for number, (scheme, depth, width, task) in enumerate(
-        (
-            ("dyt", 6, 48, "licences"),
-            ("pre,init=xavier", 10, 24, "licences"),
-            ("skipinit", 8, 24, "recall"),
-            ("residual-no-norm,init=torch", 6, 24, "licences"),
-            ("post,init=gpt2", 10, 24, "licences"),
-            ("dyt", 8, 24, "recall"),
-            ("gpt2", 9, 24, "recall"),
-            ("sigma-reparam,norm=none", 8, 24, "licences"),
-            ("dyt,init=xavier", 10, 24, "licences"),
-            ("peri", 7, 24, "recall"),
-            ("residual-no-norm,init=normal", 6, 48, "recall"),
-            ("admin", 6, 48, "recall"),
-            ("rezero", 7, 24, "licences"),
-            ("hybridnorm", 8, 24, "licences"),
-            ("fixup", 9, 24, "licences"),
-            ("normformer", 7, 24, "recall"),
-            ("highway", 9, 24, "recall"),
-            ("pre-no-final,init=xavier", 7, 24, "licences"),
-            ("derf", 9, 24, "licences"),
-            ("olmo2", 6, 48, "licences"),
-        )
-    )
+
+
+SECOND = _cases(
+    9100,
+    (2e-3, 7e-3, 2e-2, 6e-2),
+    pairs=6,
+    batch=4,
+    rows=(
+        ("dyt", 6, 48, "licences"),
+        ("pre,init=xavier", 10, 24, "licences"),
+        ("skipinit", 8, 24, "recall"),
+        ("residual-no-norm,init=torch", 6, 24, "licences"),
+        ("post,init=gpt2", 10, 24, "licences"),
+        ("dyt", 8, 24, "recall"),
+        ("gpt2", 9, 24, "recall"),
+        ("sigma-reparam,norm=none", 8, 24, "licences"),
+        ("dyt,init=xavier", 10, 24, "licences"),
+        ("peri", 7, 24, "recall"),
+        ("residual-no-norm,init=normal", 6, 48, "recall"),
+        ("admin", 6, 48, "recall"),
+        ("rezero", 7, 24, "licences"),
+        ("hybridnorm", 8, 24, "licences"),
+        ("fixup", 9, 24, "licences"),
+        ("normformer", 7, 24, "recall"),
+        ("highway", 9, 24, "recall"),
+        ("pre-no-final,init=xavier", 7, 24, "licences"),
+        ("derf", 9, 24, "licences"),
+        ("olmo2", 6, 48, "licences"),
+    ),
 )
 
-HELD_OUT: tuple[Case, ...] = tuple(
-    Case(
-        scheme,
-        depth,
-        task,
-        11_300 + number,
-        width,
-        HELD_OUT_RATES,
-        HELD_OUT_PAIRS,
-        HELD_OUT_BATCH,
-        held_out=True,
-    )
-    for number, (scheme, depth, width, task) in enumerate(
-        (
-            ("residual-no-norm,init=xavier", 5, 40, "help"),
-            ("residual-no-norm,init=torch", 11, 24, "recall"),
-            ("residual-no-norm,init=normal", 8, 24, "help"),
-            ("residual-no-norm", 5, 24, "recall"),
-            ("skipinit", 11, 40, "help"),
-            ("skipinit", 5, 24, "recall"),
-            ("t-fixup", 8, 40, "recall"),
-            ("fixup", 5, 40, "recall"),
-            ("rezero", 11, 24, "recall"),
-            ("highway", 5, 40, "help"),
-            ("highway", 8, 24, "recall"),
-            ("unit-scaling", 8, 24, "help"),
-            ("depth-mup", 5, 24, "recall"),
-            ("gtrxl", 5, 24, "help"),
-            ("layerscale", 8, 40, "recall"),
-            ("parallel", 11, 24, "help"),
-            ("keel", 8, 24, "recall"),
-            ("post,init=xavier", 5, 40, "recall"),
-            ("pre-no-final,init=normal", 8, 40, "help"),
-            ("seednorm", 5, 24, "help"),
-            ("dyt,init=torch", 5, 24, "recall"),
-            ("derf,init=xavier", 11, 24, "recall"),
-        )
-    )
+HELD_OUT = _cases(
+    11_300,
+    (1.5e-3, 5e-3, 1.5e-2, 4.5e-2),
+    pairs=3,
+    batch=8,
+    held_out=True,
+    rows=(
+        ("residual-no-norm,init=xavier", 5, 40, "help"),
+        ("residual-no-norm,init=torch", 11, 24, "recall"),
+        ("residual-no-norm,init=normal", 8, 24, "help"),
+        ("residual-no-norm", 5, 24, "recall"),
+        ("skipinit", 11, 40, "help"),
+        ("skipinit", 5, 24, "recall"),
+        ("t-fixup", 8, 40, "recall"),
+        ("fixup", 5, 40, "recall"),
+        ("rezero", 11, 24, "recall"),
+        ("highway", 5, 40, "help"),
+        ("highway", 8, 24, "recall"),
+        ("unit-scaling", 8, 24, "help"),
+        ("depth-mup", 5, 24, "recall"),
+        ("gtrxl", 5, 24, "help"),
+        ("layerscale", 8, 40, "recall"),
+        ("parallel", 11, 24, "help"),
+        ("keel", 8, 24, "recall"),
+        ("post,init=xavier", 5, 40, "recall"),
+        ("pre-no-final,init=normal", 8, 40, "help"),
+        ("seednorm", 5, 24, "help"),
+        ("dyt,init=torch", 5, 24, "recall"),
+        ("derf,init=xavier", 11, 24, "recall"),
+    ),
 )
 
 SET_ON = (*GRID, *SECOND)
