@@ -294,6 +294,22 @@ def test_an_interrupted_ladder_ascends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rung.lr for rung in stop.value.ladder.rungs] == sorted(by)
 
 
+def test_an_interrupted_ladder_has_risks_that_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_all(self, configs, *, brief=False) -> None:
+        for config, largest in zip(configs, (4000.0, 4.5), strict=True):
+            rung = rung_of(config.lr, 4.2, 3.9, step=9)
+            last = dataclasses.replace(rung.curve[-1], largest_loss=largest, largest_gradient=1.0)
+            self.rungs.append(dataclasses.replace(rung, curve=(*rung.curve[:-1], last), divergence=0.5))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    model = Tiny(depth=1)
+    with pytest.raises(LadderInterrupted) as stop:
+        forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=1e-2), [1e-3, 1e-2])
+    small, large = stop.value.ladder.rungs
+    assert large.divergence == small.divergence != 0.5
+
+
 def test_ids_that_look_random_are_undecided_on_a_ladder_too() -> None:
     """Only a failure would decide; larger rates do not change that."""
     generator = torch.Generator().manual_seed(0)
