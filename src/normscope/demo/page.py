@@ -77,8 +77,8 @@ def _diversities(story: Story) -> Picture:
     curves = [_curve(story, index, seed, course.looks) for (index, seed), course in story.courses.items()]
     drawing = chart(curves, label="Token diversity by step", x_label="step", log=True, dots=False)
     about = (
-        "Share of the last hidden state's energy outside its mean over tokens. Near 0, all tokens are the "
-        "same, and attention cannot distinguish them."
+        "Share of the last hidden state's energy outside its mean over tokens; positions count at most "
+        "half. Near 0, all tokens are the same, and attention cannot distinguish them."
     )
     return Picture("Token diversity", about, drawing)
 

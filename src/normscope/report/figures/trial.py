@@ -44,7 +44,10 @@ STEP_CHARTS = (
     ),
 )
 """Title, description, the field of a forecast's step, whether its axis is logarithmic."""
-DIVERSITY = "Share of the state's energy outside its mean over tokens. Near 0, all tokens are the same."
+DIVERSITY = (
+    "Share of the state's energy outside its mean over tokens; positions count at most half. Near 0, all "
+    "tokens are the same."
+)
 """Meaning of token diversity, in the words of a chart."""
 STRIP = 16.0
 """Height of the strip of outcomes over a chart by learning rate."""
