@@ -5,7 +5,8 @@
 Nothing is forecast: both are read from the curves of the runs that were trained, the means over 20 steps. The
 first table names, for each number of steps, the rate of replica 0 with the lowest loss at that point, or with
 the lowest loss that `best_rate.KEPT` extrapolates from half of it. Rates that do not train in any replica are
-left out, so that these figures are a bound for a forecast that knows which rates train.
+left out, so that these figures are a bound for a forecast that knows which rates train. The second table has
+the cells that are right if a run is said to train where its loss is then `UNDER` the one without the input.
 """
 
 import argparse
@@ -23,6 +24,9 @@ from normscope.forecast.best_rate import KEPT, lowest
 
 LOST = 0.3
 """Nats above the lowest loss of a run at its end that count as lost."""
+UNDER = 0.02
+"""Nats under the loss without the input from which a run is said to train."""
+WINDOWS = (2, 3, 5, 6, 8, 12)
 Run = dict[str, Any]
 
 
@@ -84,6 +88,26 @@ def _best(ladder: Mapping[float, Sequence[Run]], number: int) -> float:
     return min(ended, key=lambda rate: float(ladder[rate][number]["last"]))
 
 
+def by_loss(truth: Sequence[Run], windows: int) -> dict[str, tuple[int, int]]:
+    """The cells that the loss after `windows` × 20 steps decides rightly, and all cells, by regime.
+
+    A cell counts if all of its replicas end alike; the loss is that of the first one.
+    """
+    cells: dict[tuple[str, float], list[Run]] = defaultdict(list)
+    for run in sorted(truth, key=lambda run: int(run["replica"])):
+        cells[run["case"], run["lr"]].append(run)
+    found: dict[str, tuple[int, int]] = {}
+    for (case, _), runs in cells.items():
+        if len(runs) < REPLICAS or len({run["trains"] for run in runs}) > 1:
+            continue
+        loss = next(iter(runs[0]["curve"][windows - 1 : windows]), None)
+        said = loss is not None and loss < runs[0]["baseline"] - UNDER
+        regime = case.split(":")[0]
+        right, cells_of = found.get(regime, (0, 0))
+        found[regime] = right + (said == runs[0]["trains"]), cells_of + 1
+    return found
+
+
 def later(truth: Sequence[Run]) -> Later:
     """The runs that are under the loss without the input at step 300, and those of them that then fail."""
     trained = failed = lost = 0
@@ -109,6 +133,10 @@ def main() -> None:
     for windows in range(2, STEPS // EVERY):
         plain, further = (sum(is_near(ladder, windows, kept) for ladder in ladders) for kept in (None, KEPT))
         print(f"  {windows * EVERY} steps: {plain}, extrapolated {further}")
+    print(f"cells right by a loss {UNDER:g} under the one without the input, by regime, after")
+    for windows in WINDOWS:
+        shown = (f"{regime} {right} of {n}" for regime, (right, n) in by_loss(short, windows).items())
+        print(f"  {windows * EVERY} steps: {', '.join(shown)}")
     found = later(truth)
     print(
         f"of {found.trained} longer runs that train by step {STEPS}, {found.failed} do not at their end, and "

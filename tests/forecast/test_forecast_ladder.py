@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from test_forecast import Tiny, anatomy_of, next_token, subject_of
+from torch import nn
 
 from normscope.anatomy import read_anatomy
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
 from normscope.forecast.ladder import ahead
 from normscope.subjects import load, make_subject
-from normscope.train import LoneTrials, Recipe, TrialStack
+from normscope.train import LoneTrials, Recipe, many_trials
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 watch_module: Any = importlib.import_module("normscope.forecast.watch")
@@ -32,10 +33,11 @@ def test_stacked_rungs_are_what_lone_ones_are(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, warmup: int
 ) -> None:
     model = Tiny(depth=1, dropout=0.0)
-    ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
+    with monkeypatch.context() as patched:
+        patched.setattr(watch_module, "LoneTrials", many_trials)
+        ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
     assert [rung.lr for rung in ladder.rungs] == [4e-4, 1e-3, 1e-2], "ascending, each once"
     assert all(rung.curve[0].step == 0 for rung in ladder.rungs), "the start is measured once for all"
-    monkeypatch.setattr(watch_module, "many_trials", LoneTrials)
     for rung, alone in zip(
         ladder.rungs, laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3).rungs, strict=True
     ):
@@ -64,34 +66,28 @@ def test_a_rung_is_trained_and_looked_at_as_a_forecast_is() -> None:
             assert look.diversity == pytest.approx(looks[look.step].diversity, rel=0.02)
 
 
-def test_small_models_are_stacked_and_large_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+def test_rungs_take_turns_on_a_cpu_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LoneTrials] = []
 
-    def counted(*arguments: Any) -> Any:
-        made.append(many_trials(*arguments))
+    def counted(*arguments: Any) -> LoneTrials:
+        made.append(LoneTrials(*arguments))
         return made[-1]
 
-    many_trials = watch_module.many_trials
-    monkeypatch.setattr(watch_module, "many_trials", counted)
+    monkeypatch.setattr(watch_module, "LoneTrials", counted)
+    monkeypatch.setattr(watch_module, "many_trials", None)
     model = Tiny(depth=1)
-    laddered(model, lr=1e-3)
-    assert [(type(trials), len(trials.models)) for trials in made] == [(TrialStack, 3)]
     size = sum(p.numel() for p in model.parameters())
-    for most, way in ((3 * size, TrialStack), (3 * size - 1, LoneTrials)):
-        monkeypatch.setattr(watch_module, "MOST_STACKED", most)
-        stacked = [type(trials) for trials in made].count(TrialStack)
-        rungs = laddered(model, lr=1e-3).rungs
-        assert [type(trials) for trials in made].count(TrialStack) == stacked + (way is TrialStack)
-        assert len(rungs) == 3
-    del made[1:]
-    monkeypatch.setattr(watch_module, "MOST_STACKED", 3 * size)
-    monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", 2 * size)
-    laddered(model, lr=1e-3)
-    assert [len(trials.models) for trials in made[1:]] == [2, 1]
-    assert type(made[-1]) is LoneTrials
-    monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", size)
-    assert len(laddered(model, lr=1e-3).rungs) == 3
-    assert [len(trials.models) for trials in made[3:]] == [1, 1, 1], "one by one"
+    for most, parts in ((3 * size, [3]), (2 * size, [2, 1]), (size, [1, 1, 1])):
+        monkeypatch.setattr(ladder_module, "MOST_PARAMETERS", most)
+        assert len(laddered(model, lr=1e-3).rungs) == 3
+        assert [len(trials.models) for trials in made] == parts
+        made.clear()
+
+
+def test_rungs_that_are_not_on_a_cpu_may_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "many_trials", lambda models, *others: "stack")
+    models = [nn.Linear(2, 2, device="meta") for _ in range(2)]
+    assert watch_module._side_by_side(models, [], None, []) == "stack"
 
 
 def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +138,8 @@ def _said(outcomes: dict[float, str]):
         (10, [36, 18, 9]),
         (36, [36, 18]),
         (37, [36, 72]),
-        (100, [36, 72, 144]),
-        (None, [36, 72, 144]),
+        (100, [36, 72]),
+        (None, [36, 72]),
     ],
 )
 def test_a_wanted_rate_that_fails_is_tried_with_ramps(
@@ -158,7 +154,7 @@ def test_a_wanted_rate_that_fails_is_tried_with_ramps(
     monkeypatch.setattr(ladder_module._Ladder, "try_all", _said({1e-2: "collapses"}))
     monkeypatch.setattr(ladder_module, "forecast", ramped)
     ladder = laddered(Tiny(depth=1), [1e-2], lr=1e-2)
-    assert seen == tried, "shorter ones while they help, longer ones until one does"
+    assert seen == tried, "shorter ones while they help, a longer one if none does"
     shortest = min((each for each in tried if rescued_by is not None and each >= rescued_by), default=None)
     assert ladder.warmup.startswith("does not help" if shortest is None else f"{shortest} steps")
     assert ladder.warmup_steps == shortest

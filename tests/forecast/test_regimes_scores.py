@@ -179,6 +179,16 @@ def test_a_power_law_is_extrapolated_to_its_end() -> None:
         assert found == pytest.approx(curve[-1], rel=0.02)
 
 
+def test_cells_that_the_loss_decides_are_counted_without_those_at_the_edge() -> None:
+    runs = truth("a: x", ["111", "000", "011"])  # the loss is 1 nat under the other from the start
+    assert horizons.by_loss(runs, 2) == {"a": (1, 2)}
+    assert horizons.by_loss(runs, 16) == {"a": (1, 2)}, "no loss after the end: not said to train"
+    for run in runs:
+        run["curve"] = [1.99] * 15
+    assert horizons.by_loss(runs, 15) == {"a": (1, 2)}, "not far enough under it"
+    assert horizons.by_loss(runs[:-3], 15) == horizons.by_loss([*runs, *truth("b: y", ["111"] * 3, 2)], 15)
+
+
 def test_runs_that_fail_later_are_counted() -> None:
     def run(at_300: float, low: float, last: float | None) -> dict[str, Any]:
         return {"curve": [2.5] * 14 + [at_300, low, low], "baseline": 2.0, "last": last}

@@ -46,7 +46,7 @@ def test_a_trial_that_decides_nothing_is_not_said_to_fail(outcome: str) -> None:
         lambda config: said(config.lr, 4.0, outcome, config.warmup, config.steps),
     )
     assert found.steps is None
-    assert found.words == f"not known to help: the trial with one over 144 steps is {outcome}"
+    assert found.words == f"not known to help: the trial with one over 72 steps is {outcome}"
 
 
 def test_the_shortest_that_helps_is_named_with_the_reason_of_the_failure() -> None:

@@ -46,8 +46,8 @@ def forecast_ladder(
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
     Each rung takes `config.steps` steps, at least `LADDER_STEPS`. One that is decided half-way stops there,
-    and a low one that larger rates decide is not tried, see `stopping`. Rungs that are small and can be
-    stacked are stepped together. A larger `score` means a more certain success.
+    and a low one that larger rates decide is not tried, see `stopping`. Rungs of small models are
+    stepped together: in turns on a CPU, else as a stack. A larger `score` means a more certain success.
 
     Args:
         rates: learning rates in any order; each is tried once.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from normscope.forecast.record import BestRate, Forecast
 from normscope.train import Recipe
 
-LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Ramps that may be tried, in lengths of a trial; the middle one is the first."""
+LENGTHS = (0.25, 0.5, 1.0, 2.0)
+"""Ramps that may be tried, in lengths of a trial; the first one is as long as a trial."""
 REST = 0.5
 """Steps at the full rate after the ramp, in lengths of a trial."""
 
@@ -49,7 +49,7 @@ def shortest_warmup(config: Recipe, without: Forecast, attempt: Callable[[Recipe
         attempt: makes a forecast of a recipe.
     """
     lengths = [max(1, round(length * config.steps)) for length in LENGTHS]
-    rest, place = max(1, round(REST * config.steps)), len(lengths) // 2
+    rest, place = max(1, round(REST * config.steps)), LENGTHS.index(1.0)
     trials = [attempt(_ramped(config, lengths[place], rest))]
     shorter = trials[0].trains
     following = reversed(lengths[:place]) if shorter else iter(lengths[place + 1 :])

@@ -28,10 +28,6 @@ COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 SPARSE_BATCHES = 4  # the same in a ladder of many rungs
 
-MOST_STACKED = 3_000_000
-"""Most parameters of all replicas that are stacked on a CPU. Nine replicas took 0.72 to 0.92 of the time of
-lone trials up to 2.9 million, and 1.2 to 2.0 of it with more (`python -m benchmarks.regimes.stack_cost`)."""
-
 RECENT = 10  # training losses whose mean is `recent_loss`
 
 
@@ -205,11 +201,12 @@ def _side_by_side(
     loss: Callable[[nn.Module, Any], Tensor],
     configs: Sequence[Recipe],
 ) -> Trials:
-    """The trials as a stack, or one after another where a stack is too large to pay on a CPU."""
-    weights = [weight for model in models for weight in model.parameters()]
-    if sum(w.numel() for w in weights) > MOST_STACKED and all(w.is_cpu for w in weights):
-        return LoneTrials(models, feeds, loss, configs)
-    return many_trials(models, feeds, loss, configs)
+    """The trials one after another on a CPU, else as a stack where they can be stacked.
+
+    A stack of few small models saves little on one CPU and costs more on another (docs/forecast.md, Cost).
+    """
+    on_cpu = all(weight.is_cpu for model in models for weight in model.parameters())
+    return (LoneTrials if on_cpu else many_trials)(models, feeds, loss, configs)
 
 
 def _watched(
