@@ -119,3 +119,39 @@ class WithTangent(nn.Module):
 def test_a_forward_that_takes_a_jvp_ends_in_no_traceback() -> None:
     anatomy = read_anatomy(nn.Sequential(WithTangent(), WithTangent()), torch.randn(2, 5, 16))
     assert anatomy.unread, "the norm under forward-mode AD is not seen through"
+
+
+class DifferenceOfNorms(Block):
+    """x + c·(N(x) + F(x) − N(x)) as in RepMixer, then a feed-forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.taken = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.scale, self.mixer = nn.Parameter(torch.full((WIDTH,), 1e-5)), Summed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.scale * (self.mixer(x) - self.taken(x))
+        return x + self.feed_forward(self.norm2(x))
+
+
+class Summed(nn.Module):
+    """N(x) + F(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mixed = nn.LayerNorm(WIDTH), FeedForward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixed(x) + self.norm(x)
+
+
+def test_a_sum_inside_a_branch_is_not_the_stream() -> None:
+    found = read_anatomy(Tower(DifferenceOfNorms(), DifferenceOfNorms()), token_ids())
+    (stack,) = found.stacks
+    assert not stack.long_skips
+    for block in stack.blocks:
+        mixer, feed_forward = block.branches
+        assert not mixer.sum.module.endswith("mixer"), "the outer sum, not the inner one"
+        assert (mixer.stream_scale, feed_forward.stream_scale) == ("learnt", None)
+        assert feed_forward.placement == "pre"
+    assert all("with and without a norm" in words for words in found.unread)

@@ -32,6 +32,8 @@ def find_rejoins(sums: list[Sum]) -> list[Rejoin]:
         point = core(later.value)
         if len(total.terms) > 1 or later.inner or total.several:
             continue
+        if point.sum is not None and point.sum.is_inside(total):
+            continue
         if point is not total.value and _leads_back(point, total.skip):
             total.value.sum = None
             total.value.goes_on = later.value

@@ -18,7 +18,7 @@ def untangle(sums: list[Sum]) -> tuple[list[Sum], list[Gap]]:
     """The sums of the stream, and the gaps left out."""
     inner = _inner(sums)
     outer_of = {s: o for o, members in inner.items() for s in members}
-    outers = {o for o in inner if _is_stream(inner[o])}
+    outers = {o for o in inner if _is_stream(inner[o], o)}
     chained = {o for o in outers if _is_chained(o, outers, sums)}
     around = [o for o in inner if o in outers - chained and o not in outer_of]
     dropped, nested = set(around), []
@@ -49,8 +49,10 @@ def _inner(sums: list[Sum]) -> dict[Sum, list[Sum]]:
     return inner
 
 
-def _is_stream(members: list[Sum]) -> bool:
+def _is_stream(members: list[Sum], outer: Sum) -> bool:
     """True for several adds, or one with norms; a single add without norms is a detail of a branch."""
+    if len(members) == 1 and members[0].is_inside(outer):
+        return False
     return len(members) > 1 or any(norms_on(v) for v in (members[0].skip, members[0].value))
 
 

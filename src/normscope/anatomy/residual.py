@@ -66,6 +66,10 @@ class Sum:
         """The stream after the sum and its norms."""
         return self.norms_behind[-1].output if self.norms_behind else self.value
 
+    def is_inside(self, outer: "Sum") -> bool:
+        """True for N(x) + F(x) in a branch that is added to x itself (RepMixer): a detail of that branch."""
+        return self.skip is outer.skip and self.skip_norm is not None and () in outer.stream_factors
+
     def region(self, term: Term) -> list[Value]:
         """All values between the start and a branch's end."""
         return between(self.start, term.value if self.spread is None else self.spread)
