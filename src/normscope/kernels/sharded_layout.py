@@ -106,9 +106,9 @@ def _sharded_dim(placement: Placement, ndim: int) -> int | None:
 def local_parameter(name: str, value: Tensor | None, x: DTensor, shards: FeatureShards) -> Tensor | None:
     """This rank's shard of a weight or bias.
 
-    Its gradient is a partial sum over mesh dimensions that shard rows of x. A parameter is first redistributed
-    to Shard(0) over the features and Replicate elsewhere. Cutting a replicated one moves nothing forward; its
-    gradient is gathered in the backward.
+    Its gradient is a partial sum over mesh dimensions that shard rows of x. A parameter is first
+    redistributed to Shard(0) over the features and Replicate elsewhere. Cutting a replicated one moves
+    nothing forward; its gradient is gathered in the backward.
 
     Raises:
         UsageError: the parameter is no DTensor on the mesh of x, or its shape is not (features,).
@@ -129,9 +129,11 @@ def local_parameter(name: str, value: Tensor | None, x: DTensor, shards: Feature
             f"({shards.width},), one number for each feature of x",
             f"check the width of {name}",
         )
-    wanted = [Shard(0) if dim == shards.dim else Replicate() for dim in range(x.device_mesh.ndim)]
+    wanted = tuple(Shard(0) if dim == shards.dim else Replicate() for dim in range(x.device_mesh.ndim))
     summed = [
         Shard(0) if dim == shards.dim else Replicate() if each.is_replicate() else Partial()
         for dim, each in enumerate(x.placements)
     ]
-    return value.redistribute(placements=wanted).to_local(grad_placements=summed)
+    if value.placements != wanted:
+        value = value.redistribute(placements=wanted)  # its backward also reduces the partial sums
+    return value.to_local(grad_placements=summed)
