@@ -150,19 +150,18 @@ def equals_the_dense_norm_in_float64(ranks: int) -> None:
 @case
 def is_as_close_to_float64_as_the_dense_norm(ranks: int) -> None:
     """At most twice the error of torch.nn.functional at the same precision, plus the last rounding."""
-    halves = (torch.float32, torch.bfloat16, torch.float16)
-    for norm, width, offset, dtype in itertools.product(("layer", "rms"), WIDTHS, (0.0, 100.0, 1e4), halves):
-        for spread in (0.0, 20.0):
-            given = inputs(16, width, offset=offset, spread=spread, dtype=dtype)
-            exact, native = dense(norm, given, torch.float64), dense(norm, given, dtype)
-            for name, ours in sharded(norm, given, flat(ranks))._asdict().items():
-                if ours is None:
-                    continue
-                good, theirs = getattr(exact, name), getattr(native, name)
-                rounding = torch.finfo(dtype).eps * float(good.norm())
-                limit = 2 * distance(theirs, good) + rounding
-                error = distance(ours, good)
-                assert error <= limit, f"{norm} {width} {offset} {spread} {dtype} {name}: {error} > {limit}"
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for norm, width, offset, dtype in itertools.product(("layer", "rms"), (64, 9, 1), (0.0, 1e4), dtypes):
+        given = inputs(16, width, offset=offset, spread=20.0, dtype=dtype)
+        exact, native = dense(norm, given, torch.float64), dense(norm, given, dtype)
+        for name, ours in sharded(norm, given, flat(ranks))._asdict().items():
+            if ours is None:
+                continue
+            good, theirs = getattr(exact, name), getattr(native, name)
+            rounding = torch.finfo(dtype).eps * float(good.norm())
+            limit = 2 * distance(theirs, good) + rounding
+            error = distance(ours, good)
+            assert error <= limit, f"{norm} {width} {offset} {dtype} {name}: {error} > {limit}"
 
 
 @case
@@ -264,6 +263,8 @@ def forward_mode_is_refused(ranks: int) -> None:
 
 @case
 def compiles_to_one_graph_with_the_same_collectives(ranks: int) -> None:
+    if ranks > 2:  # the graph is the same, and each rank takes seconds to trace it
+        return
     for norm in ("layer", "rms"):
         given = inputs(4, 12, dtype=torch.float32)
         x, weight, bias = (

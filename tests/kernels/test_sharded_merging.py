@@ -54,7 +54,7 @@ def test_shards_are_those_of_torch_chunk(ranks: int) -> None:
 
 
 def test_the_naive_sums_have_no_digit_where_these_have_all() -> None:
-    """The law above can fail: in float32, E[x²] − E[x]² is wrong by more than the variance at mean/std 1e4."""
+    """The law above can fail: float32's E[x²] − E[x]² is off by more than the variance at mean/std 1e4."""
     x = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) + 1e4
     exact = float(exact_moments(x[0])[1])
     naive = float((x.square().mean(-1) - x.mean(-1).square()).item())
