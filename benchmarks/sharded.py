@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from benchmarks.process import Row, in_fresh_process, median_ms, median_ratio, row
@@ -84,7 +84,7 @@ def _counts(side: dict[str, Any]) -> str:
 def measure(ranks: int, norm: str, width: int, dtype: str) -> dict[str, Any]:
     """Traffic, step times in seconds and error of both norms, as rank 0 sees them."""
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_run_rank, (ranks, folder, norm, width, dtype), nprocs=ranks)
+        spawn(_run_rank, (ranks, folder, norm, width, dtype), nprocs=ranks)
         return torch.load(f"{folder}/result", weights_only=True)
 
 
@@ -121,7 +121,7 @@ def _compared(norm: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _step(norm: Norm, x: DTensor, weight: DTensor, bias: DTensor, grad: DTensor) -> Callable[[], object]:
-    leaves = [each.detach().requires_grad_() for each in (x, weight, bias)]
+    leaves: list[Any] = [each.detach().requires_grad_() for each in (x, weight, bias)]
 
     def step() -> object:
         return torch.autograd.grad(norm(*leaves), leaves, grad, allow_unused=True)
@@ -143,8 +143,9 @@ def _error(norm: Norm, name: str, x: Tensor, weight: DTensor, bias: DTensor) -> 
     shape = x.shape[-1:]
     reference = getattr(functional, name)
     exact = reference(x.double(), shape, eps=EPS)
-    sharded = distribute_tensor(x, weight.device_mesh, [Shard(1)])
-    found = norm(sharded, weight.to(x.dtype), bias.to(x.dtype)).full_tensor()
+    wide = (each.to(x.dtype) for each in (weight, bias))
+    y: Any = norm(distribute_tensor(x, weight.device_mesh, [Shard(1)]), *wide)  # type: ignore[arg-type]
+    found = y.full_tensor()
     return float((found.double() - exact).norm() / exact.norm())
 
 

@@ -30,6 +30,9 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
+Statistics = tuple[Tensor | None, Tensor | None, Tensor]
+
+
 class _Sum(torch.autograd.Function):
     """Sum over the ranks that share the features, by one all-reduce; its derivative is the same sum."""
 
@@ -62,8 +65,8 @@ def slots(x: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
 def merged(table: Tensor, sizes: Sequence[int]) -> Moments:
     """Moments of rows from the sum of all ranks' `slots`, by Chan's merging.
 
-    With e_r = (m_r − m_0) + δ_r: mean = m_0 + Σ n_r e_r/d, variance = (Σ M_r + Σ n_r (e_r − Σ n_r e_r/d)²)/d.
-    Only differences of means enter, so that an offset of x costs no digits. The n_r are known from the layout.
+    With e_r = (m_r − m_0) + δ_r and e = Σ n_r e_r/d: mean = m_0 + e, variance = (Σ M_r + Σ n_r (e_r − e)²)/d.
+    Only differences of means enter, so that an offset of x costs no digits. The layout gives the n_r.
 
     Source: Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance".
     """
@@ -77,14 +80,13 @@ def merged(table: Tensor, sizes: Sequence[int]) -> Moments:
     return Moments(pivot, shift, (within + between) / width)
 
 
-def _statistics(x: Tensor, shards: FeatureShards, eps: float, centred: bool) -> tuple[Tensor | None, ...]:
+def _statistics(x: Tensor, shards: FeatureShards, eps: float, centred: bool) -> Statistics:
     """Pivot, shift and 1/√(variance + ε) of each row; for RMSNorm None, None and 1/√(mean square + ε)."""
-    if centred:
-        pivot, shift, power = merged(_Sum.apply(slots(x, shards.sizes, shards.rank), shards), shards.sizes)
-    else:
-        pivot = shift = None
+    if not centred:
         power = _Sum.apply(x.square().sum(-1, keepdim=True) / shards.width, shards)
-    return pivot, shift, torch.rsqrt(power + eps)
+        return None, None, torch.rsqrt(power + eps)
+    pivot, shift, variance = merged(_Sum.apply(slots(x, shards.sizes, shards.rank), shards), shards.sizes)
+    return pivot, shift, torch.rsqrt(variance + eps)
 
 
 class ShardNorm(torch.autograd.Function):
@@ -118,7 +120,8 @@ class ShardNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *statistics = ctx.saved_tensors
+        x, weight, bias, *saved = ctx.saved_tensors
+        statistics: Statistics = (saved[0], saved[1], saved[2])
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
             statistics = _statistics(_wide(x), ctx.shards, ctx.eps, ctx.centred)
         normed, wide_grad = _normed(x, *statistics), _wide(grad)
@@ -145,7 +148,7 @@ def _along_the_sphere(inner: Tensor, normed: Tensor, shards: FeatureShards, cent
 
 def _normed(x: Tensor, pivot: Tensor | None, shift: Tensor | None, scale: Tensor) -> Tensor:
     """x̂; the pivot is subtracted first, which rounds little where x is close to its mean."""
-    return (_wide(x) if pivot is None else (_wide(x) - pivot) - shift) * scale
+    return (_wide(x) if pivot is None or shift is None else (_wide(x) - pivot) - shift) * scale
 
 
 def _over_rows(x: Tensor) -> Tensor:
