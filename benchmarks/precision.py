@@ -1,4 +1,4 @@
-"""`python -m benchmarks.precision`: tables of what a norm loses in half precision (docs/kernels-precision.md).
+"""`python -m benchmarks.precision`: what a norm loses in half precision, in tables.
 
 Inputs are Gaussian with std 1, plus an offset, rounded to the dtype. Errors are relative to float64
 statistics of the rounded input: they show the algorithm, not the rounding of its input.

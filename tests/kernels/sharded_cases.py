@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -145,6 +146,19 @@ def equals_the_dense_norm_in_float64(ranks: int) -> None:
         ):
             if found is not None:
                 torch.testing.assert_close(found, exact, rtol=0, atol=1e-12 * (1 + offset))
+
+
+@case
+def blocks_of_rows_change_nothing(ranks: int) -> None:
+    """The same with blocks of one row and of a few rows, and more rows than fit into a block."""
+    for numbers in (1, 16):
+        with patch("normscope.kernels.row_blocks.NUMBERS", numbers):
+            equals_the_dense_norm_in_float64(ranks)
+    given = inputs(3000, 64, dtype=torch.float64)
+    for found, exact in zip(
+        sharded("layer", given, flat(ranks)), dense("layer", given, torch.float64), strict=True
+    ):
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-11)
 
 
 @case

@@ -56,8 +56,9 @@ def _sharded(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
         raise UsageError(f"eps={eps}", "a finite number, at least 0", "use 1e-5 or 1e-6")
     shards = feature_shards(x)
     assert isinstance(x, DTensor)
-    local = ShardNorm.apply(
-        x.to_local(grad_placements=x.placements),
+    local = x.to_local(grad_placements=x.placements)
+    y = ShardNorm.apply(
+        local.flatten(0, -2) if local.ndim > 1 else local[None],
         local_parameter("weight", weight, x, shards),
         local_parameter("bias", bias, x, shards),
         shards,
@@ -65,5 +66,5 @@ def _sharded(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
         centred,
     )
     return DTensor.from_local(
-        local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
+        y.reshape(local.shape), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional
 
+from normscope.kernels.row_blocks import by_rows, row_blocks
 from normscope.kernels.sharded_layout import FeatureShards
 
 
@@ -28,9 +29,6 @@ class Moments(NamedTuple):
     pivot: Tensor
     shift: Tensor
     variance: Tensor
-
-
-Statistics = tuple[Tensor | None, Tensor | None, Tensor]
 
 
 class _Sum(torch.autograd.Function):
@@ -80,20 +78,24 @@ def merged(table: Tensor, sizes: Sequence[int]) -> Moments:
     return Moments(pivot, shift, (within + between) / width)
 
 
-def _statistics(x: Tensor, shards: FeatureShards, eps: float, centred: bool) -> Statistics:
-    """Pivot, shift and 1/√(variance + ε) of each row; for RMSNorm None, None and 1/√(mean square + ε)."""
-    if not centred:
-        power = _Sum.apply(x.square().sum(-1, keepdim=True) / shards.width, shards)
-        return None, None, torch.rsqrt(power + eps)
-    pivot, shift, variance = merged(_Sum.apply(slots(x, shards.sizes, shards.rank), shards), shards.sizes)
-    return pivot, shift, torch.rsqrt(variance + eps)
+def _statistics(x: Tensor, shards: FeatureShards, eps: float, centred: bool) -> Tensor:
+    """Statistics of the rows of x (rows, n_r), by one all-reduce.
+
+    (rows, 3) for LayerNorm: pivot, shift, 1/√(variance + ε). (rows, 1) for RMSNorm: 1/√(mean square + ε).
+    """
+    if centred:
+        table = _Sum.apply(by_rows(lambda x: slots(_wide(x), shards.sizes, shards.rank), x), shards)
+        pivot, shift, variance = merged(table, shards.sizes)
+        return torch.cat([pivot, shift, torch.rsqrt(variance + eps)], -1)
+    squares = by_rows(lambda x: _wide(x).square().sum(-1, keepdim=True), x)
+    return torch.rsqrt(_Sum.apply(squares / shards.width, shards) + eps)
 
 
 class ShardNorm(torch.autograd.Function):
-    """LayerNorm (centred) or RMSNorm of one rank's shard.
+    """LayerNorm (centred) or RMSNorm of one rank's shard (rows, n_r).
 
     With s = √(variance + ε), x̂ = (x − mean)/s and h = γ·g, the gradient of x is
-    (h − Σh/d − x̂ Σ(h x̂)/d)/s; RMSNorm has no Σh/d. The sums run over all features, in one all-reduce.
+    (h − x̂ Σ(h x̂)/d − Σh/d)/s; RMSNorm has no Σh/d. The sums run over all features, in one all-reduce.
     Under `create_graph` the statistics are computed again from x, with one more all-reduce, so that second
     derivatives are right. It has no `jvp`, which `torch.compile` cannot trace: PyTorch refuses forward mode.
     """
@@ -108,51 +110,76 @@ class ShardNorm(torch.autograd.Function):
         eps: float,
         centred: bool,
     ) -> Tensor:
-        statistics = _statistics(_wide(x), shards, eps, centred)
-        ctx.save_for_backward(x, weight, bias, *statistics)
+        statistics = _statistics(x, shards, eps, centred)
+        ctx.save_for_backward(x, weight, bias, statistics)
         ctx.shards, ctx.eps, ctx.centred = shards, eps, centred
-        y = _normed(x, *statistics)
-        if weight is not None:
-            y = y * _wide(weight)
-        if bias is not None:
-            y = y + _wide(bias)
-        return y.to(x.dtype)
+
+        def output(x: Tensor, statistics: Tensor) -> Tensor:
+            y = _gained(_normed(x, statistics), weight)
+            return (y if bias is None else y + _wide(bias)).to(x.dtype)
+
+        return by_rows(output, x, statistics)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *saved = ctx.saved_tensors
-        statistics: Statistics = (saved[0], saved[1], saved[2])
+        x, weight, bias, statistics = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
-            statistics = _statistics(_wide(x), ctx.shards, ctx.eps, ctx.centred)
-        normed, wide_grad = _normed(x, *statistics), _wide(grad)
-        grad_x = grad_weight = grad_bias = None
+            statistics = _statistics(x, ctx.shards, ctx.eps, ctx.centred)
+        sums, grad_weight, grad_bias = [], [], []
+        for part, known, inner in row_blocks(x, statistics, grad):
+            normed, inner = _normed(part, known), _wide(inner)
+            if ctx.needs_input_grad[1]:
+                grad_weight.append((inner * normed).sum(0))
+            if ctx.needs_input_grad[2]:
+                grad_bias.append(inner.sum(0))
+            if ctx.needs_input_grad[0]:
+                sums.append(_row_sums(_gained(inner, weight), normed, ctx.centred))
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            inner = wide_grad if weight is None else wide_grad * _wide(weight)
-            grad_x = (_along_the_sphere(inner, normed, ctx.shards, ctx.centred) * statistics[-1]).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            grad_weight = _over_rows(wide_grad * normed).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            grad_bias = _over_rows(wide_grad).to(bias.dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None
+            means = _Sum.apply(torch.cat(sums), ctx.shards) / ctx.shards.width
+            grad_x = by_rows(
+                lambda x, statistics, grad, means: _input_gradient(
+                    x, statistics, _gained(grad, weight), means
+                ),
+                x,
+                statistics,
+                grad,
+                means,
+            )
+        return grad_x, _total(grad_weight, weight), _total(grad_bias, bias), None, None, None
 
 
-def _along_the_sphere(inner: Tensor, normed: Tensor, shards: FeatureShards, centred: bool) -> Tensor:
-    """h − x̂ Σ(h x̂)/d, and less Σh/d if centred: the gradient of x times s."""
-    sums = [(inner * normed).sum(-1, keepdim=True)]
-    if centred:
-        sums.append(inner.sum(-1, keepdim=True))
-    means = _Sum.apply(torch.cat(sums, -1), shards) / shards.width
-    grad = inner - normed * means[..., :1]
-    return grad - means[..., 1:] if centred else grad
+def _row_sums(inner: Tensor, normed: Tensor, centred: bool) -> Tensor:
+    """This rank's Σ(h x̂) of each row, and Σh for LayerNorm."""
+    along = (inner * normed).sum(-1, keepdim=True)
+    return torch.cat([along, inner.sum(-1, keepdim=True)], -1) if centred else along
 
 
-def _normed(x: Tensor, pivot: Tensor | None, shift: Tensor | None, scale: Tensor) -> Tensor:
+def _input_gradient(x: Tensor, statistics: Tensor, inner: Tensor, means: Tensor) -> Tensor:
+    grad = inner - _normed(x, statistics) * means[:, :1]
+    if means.shape[-1] == 2:
+        grad = grad - means[:, 1:]
+    return (grad * statistics[:, -1:]).to(x.dtype)
+
+
+def _normed(x: Tensor, statistics: Tensor) -> Tensor:
     """x̂; the pivot is subtracted first, which rounds little where x is close to its mean."""
-    return (_wide(x) if pivot is None or shift is None else (_wide(x) - pivot) - shift) * scale
+    scale = statistics[:, -1:]
+    if statistics.shape[-1] == 1:
+        return _wide(x) * scale
+    return ((_wide(x) - statistics[:, :1]) - statistics[:, 1:2]) * scale
 
 
-def _over_rows(x: Tensor) -> Tensor:
-    return x.flatten(0, -2).sum(0) if x.ndim > 1 else x
+def _gained(x: Tensor, weight: Tensor | None) -> Tensor:
+    """γ x, not in half precision."""
+    return _wide(x) if weight is None else _wide(x) * _wide(weight)
+
+
+def _total(parts: list[Tensor], like: Tensor | None) -> Tensor | None:
+    """Sum of the blocks' parts in the dtype of a parameter; None without parts."""
+    if like is None or not parts:
+        return None
+    return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)).to(like.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
