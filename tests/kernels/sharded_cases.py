@@ -1,9 +1,11 @@
 """Cases of the sharded norms that every rank of a gloo group runs; a rank that fails names the case."""
 
 import itertools
+import re
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -406,3 +408,10 @@ def errors_say_what_to_do(ranks: int) -> None:
     ):
         with pytest.raises(UsageError, match=match):
             wrong()
+
+
+@case
+def the_page_runs_as_printed(ranks: int) -> None:
+    page = Path(__file__).parents[2] / "docs" / "sharded-norms.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    exec(compile(block, str(page), "exec"), {})

@@ -46,7 +46,7 @@ class _Sum(torch.autograd.Function):
 
 
 def slots(x: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
-    """What a rank adds to the table (…, 2R + 1) of each row: m_r, δ_r and M_r.
+    """Summand of a rank in the table (…, 2R + 1) of each row: m_r, δ_r and M_r.
 
     m_r stands in slot r and δ_r in slot R + r; the other ranks have 0 there. So the sum of all tables holds
     every mean with all its digits. The last slot is Σ M_r, whose terms are not negative and cannot cancel.
