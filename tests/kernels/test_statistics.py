@@ -100,6 +100,13 @@ def test_sequential_sums_stall_in_bfloat16() -> None:
     assert float(moments(ones, order="pairwise").mean) == 1
 
 
+def test_each_addition_rounds_to_the_dtype() -> None:
+    """In bfloat16 256 + 1 = 256 and 1 + 1 = 2, together 258. `torch.sum` adds in float32 and gives 260."""
+    x = torch.tensor([256.0, 1.0, 1.0, 1.0], dtype=torch.bfloat16)
+    assert float(moments(x, order="pairwise").mean) == 258 / 4
+    assert float(x.sum()) == 260
+
+
 def test_results_differentiate() -> None:
     x = drawn(3, 5, offset=1.0).requires_grad_()
     for method, order in ALL:
