@@ -13,13 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from functorch.compile import make_boxed_func
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional
 
 from benchmarks.traffic import Traffic
@@ -47,7 +44,7 @@ def run_ranks(ranks: int) -> None:
 def _run_rank(rank: int, ranks: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=40)
+        "gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
     for each in CASES:
         try:
@@ -152,10 +149,9 @@ def equals_the_dense_norm_in_float64(ranks: int) -> None:
 
 @case
 def blocks_of_rows_change_nothing(ranks: int) -> None:
-    """The same with blocks of one row and of a few rows, and more rows than fit into a block."""
-    for numbers in (1, 16):
-        with patch("normscope.kernels.row_blocks.NUMBERS", numbers):
-            equals_the_dense_norm_in_float64(ranks)
+    """Blocks of one row, and more rows than fit into a block."""
+    with patch("normscope.kernels.row_blocks.NUMBERS", 1):
+        equals_the_dense_norm_in_float64(ranks)
     given = inputs(3000, 64, dtype=torch.float64)
     for found, exact in zip(
         sharded("layer", given, flat(ranks)), dense("layer", given, torch.float64), strict=True
@@ -167,7 +163,7 @@ def blocks_of_rows_change_nothing(ranks: int) -> None:
 def is_as_close_to_float64_as_the_dense_norm(ranks: int) -> None:
     """At most twice the error of torch.nn.functional at the same precision, plus the last rounding."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    for norm, width, offset, dtype in itertools.product(("layer", "rms"), (64, 9, 1), (0.0, 1e4), dtypes):
+    for norm, width, offset, dtype in itertools.product(("layer", "rms"), (64, 9), (0.0, 1e4), dtypes):
         given = inputs(16, width, offset=offset, spread=20.0, dtype=dtype)
         exact, native = dense(norm, given, torch.float64), dense(norm, given, dtype)
         for name, ours in sharded(norm, given, flat(ranks))._asdict().items():
@@ -187,14 +183,32 @@ def starts_one_all_reduce_each_way(ranks: int) -> None:
         x = leaf(given.x, flat(ranks), Shard(2))
         weight, bias = (leaf(each, x.device_mesh, Shard(0)) for each in given[2:])
         grad = distribute_tensor(given.grad, x.device_mesh, [Shard(2)])
-        with CommDebugMode() as debug, Traffic() as traffic:
+        with Traffic() as traffic:
             y = called(norm, x, weight, bias)
-        assert (debug.get_total_counts(), traffic.counts) == (1, {"all_reduce": 1})
+        assert traffic.counts == {"all_reduce": 1}
         assert traffic.payload == 5 * 7 * forward * 4  # float32 statistics of each row
-        with CommDebugMode() as debug, Traffic() as traffic:
+        with Traffic() as traffic:
             y.backward(grad)
-        assert (debug.get_total_counts(), traffic.counts) == (1, {"all_reduce": 1})
+        assert traffic.counts == {"all_reduce": 1}
         assert traffic.payload == 5 * 7 * backward * 4
+
+
+@case
+def comm_debug_mode_counts_the_same(ranks: int) -> None:
+    if ranks > 2:  # its import takes seconds on each rank
+        return
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for norm in ("layer", "rms"):
+        given = inputs(5, 12, dtype=torch.float32)
+        x = leaf(given.x, flat(ranks), Shard(1))
+        weight, bias = (leaf(each, x.device_mesh, Shard(0)) for each in given[2:])
+        grad = distribute_tensor(given.grad, x.device_mesh, [Shard(1)])
+        with CommDebugMode() as forward:
+            y = called(norm, x, weight, bias)
+        with CommDebugMode() as backward:
+            y.backward(grad)
+        assert forward.get_total_counts() == backward.get_total_counts() == 1
 
 
 @case
@@ -240,9 +254,9 @@ def second_derivatives_equal_the_dense_ones(ranks: int) -> None:
         grad = leaf(given.grad, mesh, Shard(1))
         first = torch.autograd.grad(called(norm, x, weight, bias), x, grad, create_graph=True)[0]
         along = distribute_tensor(direction, mesh, [Shard(1)])
-        with CommDebugMode() as debug:
+        with Traffic() as traffic:
             found = torch.autograd.grad(first, (x, weight, grad), along)
-        assert 1 <= debug.get_total_counts() <= 2  # the sums of the backward and those of its statistics
+        assert traffic.counts == {"all_reduce": 2}  # for the sums of the backward and for its statistics
 
         x, weight, bias, grad = (
             each.clone().requires_grad_() for each in (given.x, given.weight, given.bias, given.grad)
@@ -281,6 +295,9 @@ def forward_mode_is_refused(ranks: int) -> None:
 def compiles_to_one_graph_with_the_same_collectives(ranks: int) -> None:
     if ranks > 2:  # the graph is the same, and each rank takes seconds to trace it
         return
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
     for norm in ("layer", "rms"):
         given = inputs(4, 12, dtype=torch.float32)
         x, weight, bias = (
