@@ -11,6 +11,7 @@ from benchmarks.nn import bench_nn
 from benchmarks.process import Row
 from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
+from benchmarks.sharded import bench_sharded
 from benchmarks.slopes import bench_slopes
 from benchmarks.spectra import bench_spectra
 from benchmarks.train import bench_train
@@ -25,6 +26,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "nn": bench_nn,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,
+    "sharded": bench_sharded,
     "slopes": bench_slopes,
     "spectra": bench_spectra,
     "train": bench_train,
