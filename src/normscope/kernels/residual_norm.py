@@ -1,0 +1,80 @@
+"""`residual_norm`: residual add, dropout and norm in one call."""
+
+import torch
+from torch import Tensor
+
+from normscope.kernels import formula
+from normscope.kernels.checks import require_arrays, require_dtype, require_norm, require_numbers
+from normscope.kernels.dispatch import Backend, kernel_for
+from normscope.kernels.form import Form, Norm
+from normscope.kernels.function import fused
+from normscope.kernels.masks import draw_mask
+from normscope.kernels.plain import is_plain
+
+
+def residual_norm(
+    x: Tensor,
+    branch: Tensor,
+    *,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    norm: Norm = "layer",
+    alpha: float = 1.0,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    generator: torch.Generator | None = None,
+    prenorm: bool = True,
+    stream_dtype: torch.dtype | None = None,
+    backend: Backend | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(normed, stream) of a residual connection: s = α·x + dropout(branch), normed = N(s)·weight + bias.
+
+    With `prenorm` the stream is s, and the next branch reads `normed` (Pre-LN). Without, the stream is the
+    normed sum (Post-LN).
+
+    Rounding: s, its statistics and the norm are computed in float32, or in float64 if x or branch has it. The
+    statistics are those of the unrounded s. `normed` is rounded once, to branch's dtype, and the stream once,
+    to its own. All backends keep this; they differ in the order of sums.
+
+    Derivatives of any order, forward mode and `vmap` are right with every backend. Backends other than "eager"
+    compute values and first derivatives. The formula in PyTorch's own operations takes over inside a transform
+    of torch.func or `torch.compile`, for tensors with tangents, for subclasses of Tensor, while a mode of
+    PyTorch records operations, and where the backward is differentiated.
+
+    Args:
+        x: the stream, (…, D).
+        branch: the branch's output, (…, D). Its dtype may differ from x's.
+        weight, bias: gain and shift, (D,), of any floating dtype; None for 1 and 0.
+        eps: ε.
+        norm: "layer" for (s − mean)/√(var + ε), "rms" for s/√(mean s² + ε).
+        alpha: factor of x (DeepNorm's α); a number, which gets no gradient.
+        dropout_p: probability that a feature of the branch is dropped. The others are multiplied by
+            1/(1 − p). A dropped feature is 0 even if it was not finite.
+        training: whether dropout is on.
+        generator: source of dropout's randomness, on x's device; None for PyTorch's own.
+        prenorm: whether the stream is the sum.
+        stream_dtype: dtype of the stream; None for x's.
+        backend: "eager", "compile" or "triton". None chooses by device, dtype and size among those that start
+            at once; "any" may also choose "compile", which takes seconds for the first call of each kind.
+
+    Returns:
+        normed in branch's dtype, and the stream. Without `prenorm` both are one tensor if their dtypes agree.
+        An empty batch gives empty tensors. The draws of dropout differ between backends.
+
+    Raises:
+        UsageError: shapes, dtypes, devices or numbers do not fit, or the backend cannot compute this call.
+    """
+    arrays = (x, branch, weight, bias)
+    require_norm(norm)
+    require_numbers(eps, alpha, dropout_p)
+    require_arrays(arrays)
+    if stream_dtype is not None:
+        require_dtype(stream_dtype)
+    drop = dropout_p if training else 0.0
+    dtypes = (x.dtype, branch.dtype, x.dtype if stream_dtype is None else stream_dtype)
+    form = Form(norm, float(eps), float(alpha), float(drop), prenorm, *dtypes)
+    kernel = kernel_for(backend, form, arrays)
+    if kernel is None or x.numel() == 0 or not is_plain(arrays):
+        return formula.forward(form, arrays, draw_mask(form, branch, generator) if drop else None)
+    return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if drop else None)
