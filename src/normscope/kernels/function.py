@@ -1,7 +1,7 @@
 """A fused kernel as one operation of autograd, with the derivatives that the kernel does not have itself.
 
-The kernel gives values and first derivatives. Where the backward is differentiated itself (`create_graph`, tangents
-or a batch in the gradients), it runs the formula in PyTorch's operations instead.
+The kernel gives values and first derivatives. Where the backward itself is differentiated (`create_graph`,
+tangents or a batch in the gradients), it runs the formula in PyTorch's operations instead.
 """
 
 from typing import Any, Protocol

@@ -37,10 +37,10 @@ def residual_norm(
     statistics are those of the unrounded s. `normed` is rounded once, to branch's dtype, and the stream once,
     to its own. All backends keep this; they differ in the order of sums.
 
-    Derivatives of any order, forward mode and `vmap` are right with every backend. Backends other than "eager"
-    compute values and first derivatives. The formula in PyTorch's own operations takes over inside a transform
-    of torch.func or `torch.compile`, for tensors with tangents, for subclasses of Tensor, while a mode of
-    PyTorch records operations, and where the backward is differentiated.
+    Derivatives of any order, forward mode and `vmap` are right with every backend. Backends other than
+    "eager" compute values and first derivatives. The formula in PyTorch's own operations takes over inside a
+    transform of torch.func or `torch.compile`, for tensors with tangents, for subclasses of Tensor, while a
+    mode of PyTorch records operations, and where the backward is differentiated.
 
     Args:
         x: the stream, (…, D).

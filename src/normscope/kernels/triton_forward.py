@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def rounded(value, dtype: tl.constexpr):
-    """A float32 value in `dtype`, rounded to nearest even: by bits, as Triton's interpreter truncates bfloat16."""
+    """A float32 value in `dtype`, rounded to nearest even; by bits, as the interpreter truncates bfloat16."""
     if dtype == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
