@@ -20,6 +20,7 @@ from kernel_laws import (
     worst,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's compiler
 DTYPES = [
     (F32, F32, F32),
     (BF16, BF16, BF16),
@@ -69,7 +70,6 @@ LARGE = [
         ("rms", False, 0.0),
     )
 ]
-UNTIDY_COMPILER = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
 def require_close(case: Case, backend: str) -> None:
@@ -125,7 +125,6 @@ def test_typical_error_is_at_most_twice_that_of_eager(case: Case, backend: str) 
         assert typical(value, right) <= 2 * typical(by_eager, right), name
 
 
-@UNTIDY_COMPILER
 @pytest.mark.parametrize("case", COMPILED, ids=str)
 def test_error_of_compiled_code_is_at_most_twice_that_of_eager(case: Case) -> None:
     require_close(case, "compile")

@@ -29,6 +29,7 @@ def is_transformed(tensors: Iterable[Tensor | None]) -> bool:
         and (
             type(each) not in _PLAIN
             or torch._C._functorch.is_functorch_wrapped_tensor(each)
+            or torch._C._functorch.is_legacy_batchedtensor(each)  # autograd.grad(…, is_grads_batched=True)
             or forward_ad.unpack_dual(each).tangent is not None
         )
         for each in tensors

@@ -37,8 +37,9 @@ def residual_norm(
     statistics are those of the unrounded s. `normed` is rounded once, to branch's dtype, and the stream once,
     to its own. All backends keep this; they differ in the order of sums.
 
-    Derivatives of any order, forward mode and `vmap` are right with every backend. Backends other than
-    "eager" compute values and first derivatives. The formula in PyTorch's own operations takes over inside a
+    First and second derivatives, forward mode and `vmap` are right with every backend. Third derivatives of
+    LayerNorm are those of PyTorch's `layer_norm`, which are wrong in PyTorch 2.13. Backends other than "eager"
+    compute values and first derivatives. The formula in PyTorch's own operations takes over inside a
     transform of torch.func or `torch.compile`, for tensors with tangents, for subclasses of Tensor, while a
     mode of PyTorch records operations, and where the backward is differentiated.
 
