@@ -2,7 +2,16 @@
 
 import os
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def cheap_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace as `torch.compile` does, without generating code."""
+    from normscope.kernels.dispatch import KERNELS
+
+    monkeypatch.setattr(KERNELS["compile"], "compiler", "aot_eager")

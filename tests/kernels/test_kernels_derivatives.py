@@ -1,4 +1,4 @@
-"""Derivatives beyond the first: right for every backend, in every way that PyTorch has; none is silently zero."""
+"""Derivatives beyond the first are right for every backend, in every way that PyTorch has; none is zero."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,10 @@ from normscope.kernels.dispatch import KERNELS
 from normscope.kernels.function import Fused
 from normscope.kernels.residual_norm import residual_norm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # torch's own
+    pytest.mark.usefixtures("cheap_compiler"),
+]
 SHAPE = (3, 4, 8)
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BACKENDS = pytest.mark.parametrize("backend", ["compile", TRITON])
@@ -24,12 +27,6 @@ SETTINGS = [
         (("layer", True), ("rms", False), ("layer", False)), ((1.0, torch.float32), (1.7, torch.bfloat16))
     )
 ]
-
-
-@pytest.fixture(autouse=True)
-def _cheap_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace and differentiate as `torch.compile` does, without generating code."""
-    monkeypatch.setattr(KERNELS["compile"], "compiler", "aot_eager")
 
 
 def scalar(backend: str, settings: dict, seed: int | None = None) -> Function:
@@ -218,7 +215,7 @@ def test_a_fused_operation_called_directly_refuses_tangents_and_transforms(backe
     def apply(x: Tensor) -> Tensor:
         return Fused.apply(KERNELS[backend], form_of(case), None, x, branch, weight, bias)[0]
 
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp|forward mode"):
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=r"jvp|forward mode"):
         apply(forward_ad.make_dual(x, torch.ones_like(x)))
     for transform in (torch.func.grad(lambda x: apply(x).sum()), torch.vmap(apply)):
         with pytest.raises(RuntimeError, match="setup_context"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_laws import (
     BF16,
+    DEVICE,
     F16,
     F32,
     F64,
@@ -20,7 +21,10 @@ from kernel_laws import (
     worst,
 )
 
+from normscope.kernels import residual_norm
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's compiler
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "compile", TRITON])
 DTYPES = [
     (F32, F32, F32),
     (BF16, BF16, BF16),
@@ -139,3 +143,31 @@ def test_float64_is_computed_in_float64(norm: str, prenorm: bool, backend: str) 
     exact = reference(case, inputs, case.mask(backend), grads)
     for value, right in zip(results(case, inputs, backend, grads), exact, strict=True):
         assert worst(value, right) <= 1e-13
+
+
+@BACKENDS
+def test_the_statistics_are_those_of_the_unrounded_sum(backend: str) -> None:
+    """A branch far below the last place of x changes the norm, although the stream rounds it away."""
+    x = torch.full((1, 16), 512.0, dtype=BF16, device=DEVICE)
+    branch = torch.randn(1, 16, device=DEVICE).to(BF16) / 4
+    normed, stream = residual_norm(x, branch, backend=backend)
+    assert torch.equal(stream, x)
+    right = torch.nn.functional.layer_norm(branch.double(), (16,), eps=1e-5)
+    torch.testing.assert_close(normed.double(), right, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # NumPy's, in the interpreter
+@BACKENDS
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_the_stream_is_rounded_to_nearest_even(backend: str, dtype: torch.dtype) -> None:
+    """Halfway cases, values that round up to infinity, and NaN."""
+    eps = torch.finfo(dtype).eps
+    x = torch.tensor([[1.0, 1 + eps, 1.0, 1 + eps, -1.0, 3e38, float("nan"), 1e-30]], device=DEVICE)
+    branch = torch.tensor([[0.5, 0.5, 0.51, 0.49, -0.51, 1e37, 1.0, 0.0]], device=DEVICE)
+    branch = branch * torch.tensor([eps, eps, eps, eps, eps, 4.0, 1.0, 1.0], device=DEVICE)
+    _, stream = residual_norm(x, branch, stream_dtype=dtype, backend=backend)
+    right = (x + branch).to(dtype)
+    assert right[0, 0] == 1
+    assert right[0, 1] == 1 + 2 * eps
+    assert right[0, 5].isinf()
+    torch.testing.assert_close(stream, right, rtol=0, atol=0, equal_nan=True)

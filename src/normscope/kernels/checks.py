@@ -69,6 +69,13 @@ def require_numbers(eps: Any, alpha: Any, dropout_p: Any) -> None:
         raise UsageError(f"dropout_p={dropout_p!r}", "a probability from 0 to 1", "pass for example 0.1")
 
 
+def require_generator(generator: Any) -> None:
+    """Raise UsageError unless the source of randomness is a generator or None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        given = f"generator of type {type(generator).__name__}"
+        raise UsageError(given, "a torch.Generator or None", "pass torch.Generator(device).manual_seed(seed)")
+
+
 def require_dtype(stream_dtype: Any) -> None:
     """Raise UsageError unless the stream's dtype is a floating one."""
     if stream_dtype not in DTYPES:

@@ -14,10 +14,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether tensors are ordinary and nothing transforms, records or compiles the call."""
-    if torch.compiler.is_compiling() or is_recorded():
-        return False
-    return not is_transformed(tensors)
+    """Whether tensors are ordinary and nothing transforms or records the call."""
+    return not (is_recorded() or is_transformed(tensors))
 
 
 def is_transformed(tensors: Iterable[Tensor | None]) -> bool:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from normscope.kernels import formula
-from normscope.kernels.checks import require_arrays, require_dtype, require_norm, require_numbers
+from normscope.kernels import checks, formula
 from normscope.kernels.dispatch import Backend, kernel_for
 from normscope.kernels.form import Form, Norm
 from normscope.kernels.function import fused
@@ -38,8 +37,8 @@ def residual_norm(
     to its own. All backends keep this; they differ in the order of sums.
 
     First and second derivatives, forward mode and `vmap` are right with every backend. Third derivatives of
-    LayerNorm are those of PyTorch's `layer_norm`, which are wrong in PyTorch 2.13. Backends other than "eager"
-    compute values and first derivatives. The formula in PyTorch's own operations takes over inside a
+    LayerNorm are those of PyTorch's `layer_norm`, which are wrong in PyTorch 2.13. Backends other than
+    "eager" compute values and first derivatives. The formula in PyTorch's own operations takes over inside a
     transform of torch.func or `torch.compile`, for tensors with tangents, for subclasses of Tensor, while a
     mode of PyTorch records operations, and where the backward is differentiated.
 
@@ -67,15 +66,16 @@ def residual_norm(
         UsageError: shapes, dtypes, devices or numbers do not fit, or the backend cannot compute this call.
     """
     arrays = (x, branch, weight, bias)
-    require_norm(norm)
-    require_numbers(eps, alpha, dropout_p)
-    require_arrays(arrays)
+    checks.require_norm(norm)
+    checks.require_numbers(eps, alpha, dropout_p)
+    checks.require_arrays(arrays)
+    checks.require_generator(generator)
     if stream_dtype is not None:
-        require_dtype(stream_dtype)
+        checks.require_dtype(stream_dtype)
     drop = dropout_p if training else 0.0
     dtypes = (x.dtype, branch.dtype, x.dtype if stream_dtype is None else stream_dtype)
     form = Form(norm, float(eps), float(alpha), float(drop), prenorm, *dtypes)
-    kernel = kernel_for(backend, form, arrays)
+    kernel = None if torch.compiler.is_compiling() else kernel_for(backend, form, arrays)
     if kernel is None or x.numel() == 0 or not is_plain(arrays):
         return formula.forward(form, arrays, draw_mask(form, branch, generator) if drop else None)
     return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if drop else None)
