@@ -163,6 +163,7 @@ def test_the_stream_is_rounded_to_nearest_even(backend: str, dtype: torch.dtype)
     """Halfway cases, values that round up to infinity, and NaN."""
     eps = torch.finfo(dtype).eps
     x = torch.tensor([[1.0, 1 + eps, 1.0, 1 + eps, -1.0, 3e38, float("nan"), 1e-30]], device=DEVICE)
+    x[0, -1] = torch.tensor(-1, dtype=torch.int32).view(F32)  # NaN that rounding up makes 0
     branch = torch.tensor([[0.5, 0.5, 0.51, 0.49, -0.51, 1e37, 1.0, 0.0]], device=DEVICE)
     branch = branch * torch.tensor([eps, eps, eps, eps, eps, 4.0, 1.0, 1.0], device=DEVICE)
     _, stream = residual_norm(x, branch, stream_dtype=dtype, backend=backend)

@@ -1,6 +1,6 @@
 """`Form`: the settings of one call, without its tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -26,6 +26,10 @@ class Form:
         drop: probability that a feature of the branch is dropped; 0 outside training.
         prenorm: whether the stream is the sum instead of the normed sum.
         x_dtype, branch_dtype, stream_dtype: dtypes; normed has branch's.
+        dtype: dtype of the sum and the statistics: float64 if x or branch has it, else float32.
+        kept_scale: 1/(1 − p), the factor of the branch's features that are kept; 0 if none is.
+        stream_is_sum: whether the stream is the sum without any rounding: a backward can read it there.
+        stream_is_normed: whether stream and normed are one tensor.
     """
 
     norm: Norm
@@ -36,23 +40,18 @@ class Form:
     x_dtype: torch.dtype
     branch_dtype: torch.dtype
     stream_dtype: torch.dtype
+    dtype: torch.dtype = field(init=False)
+    kept_scale: float = field(init=False)
+    stream_is_sum: bool = field(init=False)
+    stream_is_normed: bool = field(init=False)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the sum and the statistics: float64 if x or branch has it, else float32."""
-        return torch.promote_types(torch.promote_types(self.x_dtype, self.branch_dtype), torch.float32)
-
-    @property
-    def kept_scale(self) -> float:
-        """1/(1 − p), the factor of the branch's features that are kept; 0 if none is."""
-        return 0.0 if self.drop == 1 else 1 / (1 - self.drop)
-
-    @property
-    def stream_is_sum(self) -> bool:
-        """Whether the stream is the sum without any rounding, so that the backward can read it there."""
-        return self.prenorm and self.stream_dtype == self.dtype
-
-    @property
-    def stream_is_normed(self) -> bool:
-        """Whether stream and normed are one tensor."""
-        return not self.prenorm and self.stream_dtype == self.branch_dtype
+    def __post_init__(self) -> None:
+        dtype = torch.promote_types(torch.promote_types(self.x_dtype, self.branch_dtype), torch.float32)
+        derived = {
+            "dtype": dtype,
+            "kept_scale": 0.0 if self.drop == 1 else 1 / (1 - self.drop),
+            "stream_is_sum": self.prenorm and self.stream_dtype == dtype,
+            "stream_is_normed": not self.prenorm and self.stream_dtype == self.branch_dtype,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)

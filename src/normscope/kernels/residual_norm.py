@@ -5,7 +5,7 @@ from torch import Tensor
 
 from normscope.kernels import checks, formula
 from normscope.kernels.dispatch import Backend, kernel_for
-from normscope.kernels.form import Form, Norm
+from normscope.kernels.form import Norm
 from normscope.kernels.function import fused
 from normscope.kernels.masks import draw_mask
 from normscope.kernels.plain import is_plain
@@ -66,16 +66,11 @@ def residual_norm(
         UsageError: shapes, dtypes, devices or numbers do not fit, or the backend cannot compute this call.
     """
     arrays = (x, branch, weight, bias)
-    checks.require_norm(norm)
-    checks.require_numbers(eps, alpha, dropout_p)
     checks.require_arrays(arrays)
     checks.require_generator(generator)
-    if stream_dtype is not None:
-        checks.require_dtype(stream_dtype)
-    drop = dropout_p if training else 0.0
     dtypes = (x.dtype, branch.dtype, x.dtype if stream_dtype is None else stream_dtype)
-    form = Form(norm, float(eps), float(alpha), float(drop), prenorm, *dtypes)
+    form = checks.checked_form(norm, eps, alpha, dropout_p, training, prenorm, *dtypes)
     kernel = None if torch.compiler.is_compiling() else kernel_for(backend, form, arrays)
     if kernel is None or x.numel() == 0 or not is_plain(arrays):
-        return formula.forward(form, arrays, draw_mask(form, branch, generator) if drop else None)
-    return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if drop else None)
+        return formula.forward(form, arrays, draw_mask(form, branch, generator) if form.drop else None)
+    return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if form.drop else None)
