@@ -36,10 +36,11 @@ def forward(form: Form, arrays: Arrays, keep: Tensor | None) -> tuple[Tensor, Te
 
 def summed(form: Form, x: Tensor, branch: Tensor, keep: Tensor | None) -> Tensor:
     """s = α·x + dropout(branch), unrounded."""
-    branch_wide = as_dtype(branch, form.dtype)
-    if keep is not None:
-        branch_wide = torch.where(keep, branch_wide * form.kept_scale, 0.0)
-    return torch.add(branch_wide, as_dtype(x, form.dtype), alpha=form.alpha)
+    x_wide = as_dtype(x, form.dtype)
+    if keep is None:
+        return torch.add(as_dtype(branch, form.dtype), x_wide, alpha=form.alpha)
+    kept_wide = as_dtype(torch.where(keep, branch, 0.0), form.dtype)
+    return torch.add(x_wide if form.alpha == 1 else x_wide * form.alpha, kept_wide, alpha=form.kept_scale)
 
 
 def _normed(form: Form, s: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
