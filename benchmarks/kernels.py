@@ -2,10 +2,10 @@
 
 The lines are those that a user would write under the same rounding contract: in half precision the sum and
 the norm are computed in float32, and each output is rounded once. Each call is timed for inference (no
-gradients) and training (forward and all gradients), in turns in one process. The figure is the median over the
-rounds of the ratio of two times of a round. The copy floor is the time in which `Tensor.copy_` moves the bytes
-that have to be read and written once: both inputs and both outputs, and in training also their gradients and
-the sum.
+gradients) and training (forward and all gradients), in turns in one process. The figure is the median over
+the rounds of the ratio of two times of a round. The copy floor is the time in which `Tensor.copy_` moves the
+bytes that have to be read and written once: both inputs and both outputs, and in training also their
+gradients and the sum.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""What the tests of kernels share: backends, forms, inputs, and a dense reference in float64."""
+"""Backends, cases and inputs of the tests of kernels, and a dense reference in float64."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Case:
         )
 
     def mask(self, backend: str | None) -> Tensor:
-        """What dropout keeps: the zeros of a stream whose branch is 1, and x 0."""
+        """The mask of dropout: the nonzeros of a stream whose branch is 1, and x 0."""
         if not self.drop:
             return torch.ones(self.shape, dtype=torch.bool, device=DEVICE)
         plain = Case(self.shape, self.dtypes, drop=self.drop, gains=(False, False))

@@ -208,7 +208,7 @@ def form_of(case: Case):
 
 @BACKENDS
 def test_a_fused_operation_called_directly_refuses_tangents_and_transforms(backend: str) -> None:
-    """What `residual_norm` keeps away from it, PyTorch refuses."""
+    """`residual_norm` keeps them away from it; without it, PyTorch refuses."""
     case = Case()
     x, branch, weight, bias = (each.detach() for each in case.inputs())
 

@@ -1,4 +1,4 @@
-"""What `residual_norm` takes and refuses, dropout, rounding, and the choice of a backend."""
+"""Arguments of `residual_norm` that are taken or refused, dropout, and the choice of a backend."""
 
 from typing import Any
 

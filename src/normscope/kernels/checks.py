@@ -1,4 +1,4 @@
-"""What `residual_norm` refuses, with what was given, what is expected, and what to do.
+"""Checks of the arguments of `residual_norm`.
 
 The calls of a training step repeat: settings are checked once, and tensors by a few comparisons. The reason
 is looked for only if one of them fails.

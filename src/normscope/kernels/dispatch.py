@@ -1,4 +1,4 @@
-"""Which backend computes a call: by device, dtype and size.
+"""The choice of a backend for a call, by device, dtype and size.
 
 "eager" is the formula itself. The others are kernels, which compute the same up to the order of sums.
 """
@@ -9,13 +9,15 @@ from typing import Literal
 
 from normscope.errors import UsageError, suggest
 from normscope.kernels.compiled import Compiled
+from normscope.kernels.external import EXTERNAL
 from normscope.kernels.form import Arrays, Form
 from normscope.kernels.function import Kernel
 from normscope.kernels.triton_kernel import TritonKernel
 
-Backend = Literal["eager", "compile", "triton", "any"]
+Backend = Literal["eager", "compile", "triton", "flash-attn", "liger", "quack", "any"]
 
-KERNELS: Mapping[str, Kernel] = MappingProxyType({"compile": Compiled(), "triton": TritonKernel()})
+_OURS: dict[str, Kernel] = {"compile": Compiled(), "triton": TritonKernel()}
+KERNELS: Mapping[str, Kernel] = MappingProxyType(_OURS | EXTERNAL)
 """Kernels by the name of their backend."""
 COMPILE_FROM = 2**18
 """Elements of x from which compiled code was faster than eager on a CPU, for RMSNorm and half precision."""

@@ -1,4 +1,4 @@
-"""Whether a fused backend may run: it computes values and first derivatives, and nothing else sees inside it.
+"""Conditions under which a fused backend may run.
 
 A fused operation returns zero tangents where forward mode is not written for it, and hides its inside from
 what records operations. The formula in PyTorch's own operations is right in all these cases.

@@ -57,6 +57,8 @@ def residual_norm(
         stream_dtype: dtype of the stream; None for x's.
         backend: "eager", "compile" or "triton". None chooses by device, dtype and size among those that start
             at once; "any" may also choose "compile", which takes seconds for the first call of each kind.
+            "flash-attn", "liger" and "quack" take the forward of these packages where it keeps the contract;
+            they are untested, and only chosen by name.
 
     Returns:
         normed in branch's dtype, and the stream. Without `prenorm` both are one tensor if their dtypes agree.
