@@ -21,7 +21,7 @@ from torch.nn import functional
 from benchmarks.process import Row, circumstances, in_fresh_process, median_ratio, row
 from normscope.kernels import residual_norm
 
-ROUNDS = 40
+ROUNDS = 25
 SIZES = ((1024, 256), (4096, 1024))
 """Tokens and features."""
 FLOAT, HALF = ("float32", "float32"), ("bfloat16", "bfloat16")

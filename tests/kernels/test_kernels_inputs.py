@@ -115,11 +115,13 @@ def test_dropout(backend: str) -> None:
     assert not torch.equal(first, second)
     torch.manual_seed(4)
     assert torch.equal(stream(), first)
+    assert abs(float((first != 0).float().mean()) - 0.7) < 5 * (0.21 / 10_000) ** 0.5
+    torch.testing.assert_close(first[first != 0], torch.full_like(first, 1 / 0.7)[first != 0])
     assert torch.equal(stream(training=False), branch)
     assert torch.equal(stream(dropout_p=0.0), branch)
     assert torch.equal(stream(dropout_p=1.0), x)
     branch = torch.full_like(branch, float("inf"))
-    assert float(stream(1)[~kept].abs().max()) == 0
+    assert float(stream(1)[~kept].abs().max()) == 0  # with a generator
     # Neighbours are kept independently, in a row and in a column.
     both = [(kept[1:] & kept[:-1]).float().mean(), (kept[:, 1:] & kept[:, :-1]).float().mean()]
     assert all(abs(float(share) - 0.49) < 0.03 for share in both)
@@ -179,8 +181,8 @@ def test_subclasses_of_tensor_take_the_formula(monkeypatch: pytest.MonkeyPatch) 
 def test_the_choice_on_a_cpu_is_by_dtype_and_size() -> None:
     large, small = torch.empty(COMPILE_FROM // 64, 64), torch.empty(8, 64)
 
-    def chosen(backend: str | None, norm: str, x: torch.Tensor, dtype: torch.dtype) -> Any:
-        form = Form(norm, 1e-5, 1.0, 0.0, True, dtype, dtype, dtype)  # type: ignore[arg-type]
+    def chosen(backend: str | None, norm: str, x: torch.Tensor, dtype: torch.dtype, drop: float = 0.0) -> Any:
+        form = Form(norm, 1e-5, 1.0, drop, True, dtype, dtype, dtype)  # type: ignore[arg-type]
         return kernel_for(backend, form, (x.to(dtype), x.to(dtype), None, None))
 
     for norm in ("layer", "rms"):
@@ -188,6 +190,7 @@ def test_the_choice_on_a_cpu_is_by_dtype_and_size() -> None:
             assert chosen(None, norm, large, dtype) is None
             assert chosen("any", norm, small, dtype) is None
     assert chosen("any", "layer", large, F32) is None
+    assert chosen("any", "rms", large, F32, 0.1) is None
     assert chosen("any", "rms", large, F32) is KERNELS["compile"]
     assert chosen("any", "layer", large, BF16) is KERNELS["compile"]
 

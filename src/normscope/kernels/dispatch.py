@@ -51,4 +51,4 @@ def _choose(form: Form, arrays: Arrays, *, may_compile: bool) -> Kernel | None:
 def _compiling_wins(form: Form, arrays: Arrays) -> bool:
     """Whether compiled code was measured to be faster on a CPU (docs/kernels.md)."""
     is_half = form.branch_dtype.itemsize == 2
-    return arrays[0].numel() >= COMPILE_FROM and (is_half or form.norm == "rms")
+    return arrays[0].numel() >= COMPILE_FROM and not form.drop and (is_half or form.norm == "rms")

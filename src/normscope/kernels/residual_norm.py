@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from normscope.kernels import checks, formula
 from normscope.kernels.dispatch import Backend, kernel_for
-from normscope.kernels.form import Norm
+from normscope.kernels.form import Arrays, Form, Norm
 from normscope.kernels.function import fused
 from normscope.kernels.masks import draw_mask
 from normscope.kernels.plain import is_plain
@@ -50,7 +51,7 @@ def residual_norm(
         norm: "layer" for (s − mean)/√(var + ε), "rms" for s/√(mean s² + ε).
         alpha: factor of x (DeepNorm's α); a number, which gets no gradient.
         dropout_p: probability that a feature of the branch is dropped. The others are multiplied by
-            1/(1 − p). A dropped feature is 0 even if it was not finite.
+            1/(1 − p). A dropped feature is 0; if it was not finite, it may be NaN.
         training: whether dropout is on.
         generator: source of dropout's randomness, on x's device; None for PyTorch's own.
         prenorm: whether the stream is the sum.
@@ -74,5 +75,16 @@ def residual_norm(
     form = checks.checked_form(norm, eps, alpha, dropout_p, training, prenorm, *dtypes)
     kernel = None if torch.compiler.is_compiling() else kernel_for(backend, form, arrays)
     if kernel is None or x.numel() == 0 or not is_plain(arrays):
-        return formula.forward(form, arrays, draw_mask(form, branch, generator) if form.drop else None)
+        return _by_formula(form, arrays, generator)
     return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if form.drop else None)
+
+
+def _by_formula(form: Form, arrays: Arrays, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """The formula, with PyTorch's own dropout where it can be: it has fewer passes than a mask."""
+    x, branch, weight, bias = arrays
+    if not form.drop:
+        return formula.forward(form, arrays, None)
+    if generator is not None:
+        return formula.forward(form, arrays, draw_mask(form, branch, generator))
+    dropped = functional.dropout(formula.as_dtype(branch, form.dtype), form.drop)
+    return formula.forward(form, (x, dropped, weight, bias), None)
