@@ -62,8 +62,9 @@ def guards(test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
-# A plugin of pytest is read by pytest alone, and a client's callback by scripts that use the client.
-ALONE = {"testing", "clients"}
+# A plugin of pytest is read by pytest alone, a client's callback by scripts that use the client, and kernels
+# for Triton where it is installed.
+ALONE = {"testing", "clients", "triton_forward.py", "triton_backward.py"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if ALONE.isdisjoint(path.relative_to(PACKAGE).parts)]
 OPTIONAL = set().union(*(EXTRAS[name] for name in FEATURES)) | {COMES_WITH["transformers"]}
 EVERYWHERE = REQUIRED | {COMES_WITH["jinja2"]}

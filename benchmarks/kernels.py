@@ -1,0 +1,229 @@
+"""`normscope bench kernels`: `residual_norm` against the lines of PyTorch that it stands for.
+
+The lines are those that a user would write under the same rounding contract: in half precision the sum and
+the norm are computed in float32, and each output is rounded once. Each call is timed for inference (no
+gradients) and training (forward and all gradients), in turns in one process. The figure is the median over
+the rounds of the ratio of two times of a round. The copy floor is the time in which `Tensor.copy_` moves the
+bytes that have to be read and written once: both inputs and both outputs, and in training also their
+gradients and the sum.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.process import Row, circumstances, in_fresh_process, median_ratio, row
+from normscope.kernels import residual_norm
+
+ROUNDS = 25
+SIZES = ((1024, 256), (4096, 1024))
+"""Tokens and features."""
+FLOAT, HALF = ("float32", "float32"), ("bfloat16", "bfloat16")
+KINDS = (
+    ("layer", *FLOAT, 0.0),
+    ("rms", *FLOAT, 0.0),
+    ("layer", *HALF, 0.0),
+    ("rms", *HALF, 0.0),
+    ("rms", "float32", "bfloat16", 0.0),
+    ("layer", *FLOAT, 0.1),
+)
+"""Norm, dtype of x and the stream, dtype of the branch, dropout."""
+FUSED = {"cpu": "compile", "cuda": "triton"}
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Call(NamedTuple):
+    """One setting of the table."""
+
+    norm: str
+    stream_dtype: str
+    branch_dtype: str
+    drop: float
+    tokens: int
+    width: int
+
+    def __str__(self) -> str:
+        dtypes = self.branch_dtype
+        if self.stream_dtype != self.branch_dtype:
+            dtypes = f"{self.branch_dtype} branch, {self.stream_dtype} stream"
+        drop = f", dropout {self.drop:g}" if self.drop else ""
+        norm = {"layer": "LayerNorm", "rms": "RMSNorm"}[self.norm]
+        return f"{norm}, {dtypes}{drop}, {self.tokens} × {self.width}"
+
+
+def bench_kernels() -> list[Row]:
+    """Rows for each kind and size on the CPU, a call's fixed cost, and a GPU if there is one."""
+    rows = [_fixed_row(in_fresh_process(fixed_cost, **_ONE_THREAD)), *_of_device("cpu")]
+    if torch.cuda.is_available():
+        return [*rows, *_of_device("cuda")]
+    return [*rows, row("the same on a GPU, with our Triton kernel", "—", "", "not measured: no GPU")]
+
+
+def _of_device(device: str) -> list[Row]:
+    """The default backend in all settings, then two rows for each."""
+    calls = [Call(*kind, *size) for kind in KINDS for size in SIZES]
+    measured = {call: in_fresh_process(measure, list(call), device, **_ONE_THREAD) for call in calls}
+    return [_default_row(measured), *(row for call in calls for row in _rows(call, measured[call]))]
+
+
+def _default_row(measured: dict["Call", dict[str, Any]]) -> Row:
+    """The largest relative time of the default backend."""
+    found = {
+        (mode, call): float(median_ratio(each[mode]["dispatch"], each[mode]["lines"], 3)[0])
+        for call, each in measured.items()
+        for mode in ("inference", "training")
+    }
+    (mode, call), largest = max(found.items(), key=lambda item: item[1])
+    how = f"{mode}: {call}; median of the {len(found)} settings {statistics.median(found.values()):.2f}"
+    return row(
+        "time of the default backend, relative to the lines: the largest", f"{largest:.2f}", "≤ 1.03", how
+    )
+
+
+def _rows(call: Call, measured: dict[str, Any]) -> list[Row]:
+    """Two rows, for inference and training."""
+    rows = []
+    fused = measured["fused"]
+    for mode in ("inference", "training"):
+        times = measured[mode]
+        figure, quartiles = median_ratio(times["lines"], times["fused"])
+        floors = ", ".join(
+            f"{name} {median_ratio(times[key], times['floor'], 1)[0]}"
+            for name, key in (("lines", "lines"), (fused, "fused"))
+        )
+        lines_us = 1e6 * statistics.median(times["lines"])
+        own, _ = median_ratio(times["dispatch"], times["lines"])
+        how = (
+            f"{quartiles}; in copy floors: {floors}; lines {lines_us:.0f} µs; default backend {own} of them; "
+        )
+        how += f"first call of {fused} {times['first_s']:.1f} s; {measured['where']}"
+        rows.append(row(f"{mode}: {call}: speed-up by backend {fused}", figure, "", how))
+    return rows
+
+
+def _fixed_row(measured: dict[str, Any]) -> Row:
+    extra_us = [1e6 * (a - b) for a, b in zip(measured["dispatch"], measured["lines"], strict=True)]
+    low, middle, high = (f"{each:.1f}" for each in statistics.quantiles(extra_us, n=4))
+    lines_us = 1e6 * statistics.median(measured["lines"])
+    how = f"quartiles {low} and {high} µs; 16 × 64, float32, inference; the lines take {lines_us:.1f} µs"
+    return row("fixed cost of a call: checks and dispatch", f"{middle} µs", "", how)
+
+
+def lines(call: Call, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None) -> Pair:
+    """The user's lines."""
+    if call.drop:
+        branch = functional.dropout(branch, call.drop)
+    s = x.float() + branch.float()
+    if call.norm == "layer":
+        normed = functional.layer_norm(s, s.shape[-1:], weight, bias, 1e-5)
+    else:
+        normed = functional.rms_norm(s, s.shape[-1:], weight, 1e-5)
+    return normed.to(branch.dtype), s.to(x.dtype)
+
+
+def ours(call: Call, backend: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None) -> Pair:
+    """Our call."""
+    norm: Any = call.norm
+    return residual_norm(x, branch, weight=weight, bias=bias, norm=norm, dropout_p=call.drop, backend=backend)
+
+
+def measure(settings: list[Any], device: str) -> dict[str, Any]:
+    """Seconds of each round, by mode and by what was called."""
+    call = Call(*settings)
+    torch.manual_seed(0)
+    shape, width = (call.tokens, call.width), (call.width,)
+    kinds = [(shape, call.stream_dtype), (shape, call.branch_dtype), (width, "float32"), (width, "float32")]
+    x, branch, weight, bias = (
+        torch.randn(size).to(getattr(torch, dtype)).to(device).requires_grad_() for size, dtype in kinds
+    )
+    inputs: list[Any] = [x, branch, weight, bias if call.norm == "layer" else None]
+    calls = {
+        "lines": partial(lines, call, *inputs),
+        "dispatch": partial(ours, call, None, *inputs),
+        "fused": partial(ours, call, FUSED[device], *inputs),
+    }
+    grads = (torch.randn_like(branch), torch.randn_like(x))
+    leaves = [each for each in inputs if each is not None]
+    where = f"{circumstances()['threads']} thread" if device == "cpu" else torch.cuda.get_device_name()
+    measured: dict[str, Any] = {"fused": FUSED[device], "where": where}
+    for mode in ("inference", "training"):
+        runs = {name: _run(each, mode, leaves, grads) for name, each in calls.items()}
+        first_s = _seconds(runs["fused"], device)
+        runs["floor"] = _copying(_bytes(call, mode), device)
+        measured[mode] = _in_turns(runs, device) | {"first_s": first_s}
+    return measured
+
+
+def _run(call: Callable[[], Pair], mode: str, leaves: list[Tensor], grads: Pair) -> Callable[[], object]:
+    def inference() -> object:
+        with torch.no_grad():
+            return call()
+
+    def training() -> object:
+        return torch.autograd.grad(call(), leaves, grads)
+
+    return inference if mode == "inference" else training
+
+
+def _bytes(call: Call, mode: str) -> int:
+    """Bytes that have to be read and written once."""
+    x, branch = (getattr(torch, each).itemsize for each in (call.stream_dtype, call.branch_dtype))
+    each = 2 * (x + branch)
+    if mode == "training":  # the sum again; gradients in and out, which are one where the dtypes agree
+        out = x if x == branch and not call.drop else x + branch
+        each += min(4, x + branch) + x + branch + out
+    return each * call.tokens * call.width
+
+
+def _copying(size: int, device: str) -> Callable[[], object]:
+    """A copy that reads and writes `size` bytes in all."""
+    source = torch.ones(size // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return partial(target.copy_, source)
+
+
+def _in_turns(runs: dict[str, Callable[[], object]], device: str) -> dict[str, list[float]]:
+    """Seconds of each call of each round; the first two rounds are not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for index in range(ROUNDS + 2):
+        names = [*names[1:], names[0]]  # rotate, so that none is always first
+        for name in names:
+            taken = _seconds(runs[name], device)
+            if index >= 2:
+                spent[name].append(taken)
+    return spent
+
+
+def _seconds(run: Callable[[], object], device: str) -> float:
+    """Seconds of one call: processor time on a CPU that others use too, wall time on a GPU."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    began = clock()
+    run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - began
+
+
+def fixed_cost() -> dict[str, list[float]]:
+    """Seconds of a call with a tensor so small that its size does not matter, the mean of 200 each round."""
+    call = Call("layer", *FLOAT, 0.0, 16, 64)
+    x, weight = torch.randn(16, 64), torch.randn(64)
+    runs = {"lines": partial(lines, call, x, x, weight, weight)}
+    runs["dispatch"] = partial(ours, call, None, x, x, weight, weight)
+
+    def many(run: Callable[[], object]) -> None:
+        for _ in range(200):
+            run()
+
+    spent = _in_turns({name: partial(many, run) for name, run in runs.items()}, "cpu")
+    return {name: [each / 200 for each in times] for name, times in spent.items()}
