@@ -45,16 +45,29 @@ class PlusOne(nn.Module):
 
 
 class OwnBlock(nn.Module):
-    """A Pre-LN block; `alpha` scales the skip before the add, `inline` writes the norm into the block."""
+    """A Pre-LN block.
 
-    def __init__(self, alpha: float = 1.0, inline: bool = False) -> None:
+    `alpha` scales the skip in the add and `beta` the branch; `inline` writes a norm into the block; with
+    `parallel` two norms read one sum.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, beta: float = 1.0, inline: bool = False, parallel: bool = False
+    ) -> None:
         super().__init__()
         self.first, self.second = PlusOne(), PlusOne()
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.alpha, self.inline = alpha, inline
+        self.alpha, self.beta, self.inline, self.parallel = alpha, beta, inline, parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.add(torch.tanh(self.up(self.first(x))), x, alpha=self.alpha)
+        if self.parallel:
+            return x + torch.tanh(self.up(self.first(x))) * self.down(self.second(x))
+        branch = torch.tanh(self.up(self.first(x)))
+        x = (
+            torch.add(x, branch, alpha=self.beta)
+            if self.beta != 1
+            else torch.add(branch, x, alpha=self.alpha)
+        )
         if self.inline:
             normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.second.weight)
         else:
@@ -67,10 +80,11 @@ class Own(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.blocks = nn.Sequential(*(OwnBlock(**options) for _ in range(3)))
-        self.final = PlusOne()
+        self.final, self.ends_early = PlusOne(), False
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.final(self.blocks(self.embedding(ids))))
+        x = self.blocks(self.embedding(ids))
+        return x if self.ends_early else self.head(self.final(x))
 
 
 def hugging_face(kind: str, **options: Any) -> nn.Module:
@@ -91,6 +105,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "torch, Post-LN": (lambda: Encoder(False), 4),
     "own, 1 + weight": (Own, 6),
     "own, scaled skip": (lambda: Own(alpha=1.5), 6),
+    "own, scaled branch": (lambda: Own(beta=0.5), 6),
     "nn, DeepNorm": (lambda: build("decoder", scheme="pre", depth=2, width=WIDTH, vocab=VOCABULARY), 4),
 }
 
@@ -183,6 +198,39 @@ def test_norms_that_are_no_module_of_their_own_are_left_with_the_reason() -> Non
     assert len(fused.pairs) == 3
     assert {each.norm for each in fused.left} == {f"blocks.{i}" for i in range(3)}
     assert "written out in a larger module" in repr(fused)
+
+
+def test_one_of_two_norms_that_read_a_sum_is_fused() -> None:
+    torch.manual_seed(0)
+    model = Own(parallel=True)
+    expected = model(IDS)
+    fused = fuse(model, IDS)
+    assert [pair.norm for pair in fused.pairs] == ["blocks.1.first", "blocks.2.first", "final"]
+    assert [each.norm for each in fused.left] == ["blocks.1.second", "blocks.2.second"]
+    torch.testing.assert_close(model(IDS), expected)
+
+
+def test_a_result_that_no_norm_asks_for_is_dropped() -> None:
+    model = made("own, 1 + weight")
+    fuse(model, IDS)
+    model.ends_early = True
+    model(IDS)
+    assert not any("_ahead" in vars(module) for module in model.modules())
+
+
+def test_a_norm_that_is_asked_for_another_tensor_computes_it() -> None:
+    class Norm(ReadsAhead, nn.LayerNorm):
+        pass
+
+    x, other = torch.randn(2, 3), torch.randn(2, 3)
+    norm = Norm(3)
+    norm.expect(x, torch.zeros(2, 3))
+    torch.testing.assert_close(norm(other), nn.functional.layer_norm(other, (3,)))
+    norm.expect(x, torch.zeros(2, 3))
+    assert not norm(x).any()
+    norm.expect(x, torch.zeros(2, 3))
+    norm.forget()
+    torch.testing.assert_close(norm(x), nn.functional.layer_norm(x, (3,)))
 
 
 def test_copies_are_fused_and_have_their_own_weights() -> None:

@@ -112,6 +112,6 @@ def _residual(streams: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, An
         return None
     if any(second is stream for stream in streams):
         return Add(second, first, alpha)
-    if any(first is stream for stream in streams) and alpha == 1:
-        return Add(first, second, 1)
+    if any(first is stream for stream in streams):
+        return Add(first, second if alpha == 1 else second * alpha, 1)
     return None
