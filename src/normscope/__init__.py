@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from normscope.anatomy import Anatomy, read_anatomy
     from normscope.compare import Diff, DiffInterrupted, diff
     from normscope.errors import NormscopeError, UsageError
+    from normscope.fusing import fuse
     from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
     from normscope.report import Report
@@ -43,6 +44,7 @@ __all__ = [
     "UsageError",
     "check",
     "diff",
+    "fuse",
     "load",
     "nn",
     "read_anatomy",
@@ -62,6 +64,7 @@ _HOME = {
     "UsageError": "errors",
     "check": "pipeline",
     "diff": "compare",
+    "fuse": "fusing",
     "load": "subjects",
     "read_anatomy": "anatomy",
 }

@@ -55,6 +55,8 @@ class ModelConfig:
         entry_norm, final_norm: whether there is a norm before the first block, and after the last one; the
             scheme's own by default.
         checkpoint: keep only the blocks' inputs for the backward pass, and run each block twice.
+        fused: compute each residual add together with the norm that reads it (`kernels.residual_norm`), where
+            the join is the plain or scaled sum and the norm a LayerNorm or RMSNorm.
         base_depth, base_width: depth and width at which a μP model's learning rate was tuned.
 
     Raises:
@@ -97,6 +99,7 @@ class ModelConfig:
     entry_norm: bool | None = None
     final_norm: bool | None = None
     checkpoint: bool = False
+    fused: bool = False
     base_depth: int = 2
     base_width: int = 256
 
@@ -162,7 +165,7 @@ RULES: Mapping[str, Rule] = {
         count(1, _COUNT, "change it", optional=True),
         *("residual_warmup", "depth", "encoder_depth", "heads", "kv_heads", "head_width", "hidden"),
     ),
-    **_each(_FLAG, "bias", "tie", "checkpoint"),
+    **_each(_FLAG, "bias", "tie", "checkpoint", "fused"),
     **_each(dataclasses.replace(_FLAG, optional=True), "entry_norm", "final_norm"),
     "output_bias": Rule(
         lambda value: value == "unigram" or isinstance(value, bool), 'true, false or "unigram"', "change it"

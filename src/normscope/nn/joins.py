@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UsageError
+from normscope.nn.fused import summed_for
 from normscope.nn.placement import Rule, Where, one, zero
 
 State = Tensor | tuple[Tensor, ...]
@@ -186,9 +187,14 @@ class WeightedSum(nn.Module):
     def __init__(self, stream_scale: float, branch_scale: float) -> None:
         super().__init__()
         self.stream_scale, self.branch_scale = stream_scale, branch_scale
+        # The norm that reads the sum, if both are fused. A list, so that it is no child of this module.
+        self.read_by: list[nn.LayerNorm | nn.RMSNorm] = []
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
         f_BTD = update(x_BTD)
+        if self.read_by and not torch.compiler.is_compiling():  # the compiler fuses by itself
+            add = scaled(f_BTD, self.branch_scale), self.stream_scale
+            return norm(summed_for(self.read_by[0], x_BTD, *add))
         if self.stream_scale == 0:
             return norm(scaled(f_BTD, self.branch_scale))
         if self.stream_scale == 1:

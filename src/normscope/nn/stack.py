@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from normscope.nn.block import Block
 from normscope.nn.config import ModelConfig
 from normscope.nn.context import NOTHING, Context, First
-from normscope.nn.joins import State
+from normscope.nn.fused import can_read_ahead, make_read_ahead
+from normscope.nn.joins import State, WeightedSum
 from normscope.nn.norms import NoNorm
 from normscope.nn.placement import Slot, Where
 from normscope.nn.residual import norm_maker
@@ -47,11 +48,31 @@ class Stack(nn.Module):
         self.entry_norm = end(Slot.ENTRY, places[0], config.entry_norm)
         self.final_norm = end(Slot.FINAL, places[-1], config.final_norm)
         self.scheme_name, self.first, self.checkpointed = config.scheme, first, config.checkpoint
+        if config.fused:
+            self._fuse()
 
     @property
     def scheme(self) -> Scheme:
         """The scheme of the blocks, looked up by name, so that a stack can be copied and pickled."""
         return scheme_named(self.scheme_name)
+
+    def _fuse(self) -> None:
+        """Let each plain or scaled sum compute the norm that reads it.
+
+        With checkpointing, a block's last sum does not: the next block would read what its second run does
+        not compute.
+        """
+        blocks = [[residual for _, residual in block.sublayers().values()] for block in self.blocks]
+        residuals = [residual for block in blocks for residual in block]
+        lasts = {block[-1] for block in blocks} if self.checkpointed else set()
+        entries = [residual.norms["branch_in"] for residual in residuals[1:]]
+        for residual, after in zip(residuals, [*entries, self.final_norm], strict=True):
+            on_stream = residual.norms["stream"]
+            norm = after if isinstance(on_stream, NoNorm) else on_stream
+            sums = isinstance(residual.join, WeightedSum) and residual.join.stream_scale != 0
+            if sums and can_read_ahead(norm) and (norm is on_stream or residual not in lasts):
+                make_read_ahead(norm)
+                residual.join.read_by = [norm]
 
     def run(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
         """(B, T, D) → (B, T, D), through the norms at both ends.

@@ -1,0 +1,96 @@
+"""`fuse`: replace the residual adds of a model, and the norms behind them, by one operation each."""
+
+from types import TracebackType
+
+from torch import nn
+
+from normscope.anatomy import read_anatomy
+from normscope.anatomy.names import named_modules
+from normscope.errors import UsageError
+from normscope.fusing.checking import why_not
+from normscope.fusing.pairs import Pair
+from normscope.fusing.planning import Left, plan
+from normscope.fusing.running import Running
+from normscope.kernels.ahead import ReadsAhead
+from normscope.kernels.dispatch import Backend
+from normscope.subjects import make_subject
+from normscope.subjects.subject import Batch
+
+
+class Fused:
+    """A fused model's pairs, and the way back: `undo()`, or leaving a `with` block.
+
+    Attributes:
+        model: the model, changed in place.
+        pairs: the adds and norms that are computed together.
+        left: the norms behind residual adds that stay as they are, and why.
+    """
+
+    def __init__(
+        self, model: nn.Module, pairs: tuple[Pair, ...], left: tuple[Left, ...], running: Running
+    ) -> None:
+        self.model, self.pairs, self.left, self._running = model, pairs, left, running
+
+    def undo(self) -> nn.Module:
+        """Take the fusing back; the model, with the weights that it has by now."""
+        self._running.remove()
+        self._running = Running({}, {}, None)
+        return self.model
+
+    def __enter__(self) -> "Fused":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        """One line, and one more for each norm that is left."""
+        lines = [f"<Fused: {len(self.pairs)} residual adds with their norms>"]
+        return "\n".join([*lines, *(f"left {each.norm}: {each.why}" for each in self.left)])
+
+
+def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | None = None) -> Fused:
+    """Compute each residual add of a model together with the norm that reads it (`kernels.residual_norm`).
+
+    The anatomy finds the pairs. Each is checked on the spot: on the values of one forward, the normed stream,
+    the stream and their gradients must be those of the model's own modules up to rounding. A norm that fails
+    the check, or is written out in a larger module, is left as it is (`Fused.left`).
+
+    The model is changed in place: its weights, their names and its state dict stay. A copy of a fused model
+    is fused too. Code under `torch.compile` is not fused, because the compiler does that itself.
+
+    Args:
+        model: any module.
+        batch: one batch of the model, as for `read_anatomy`; None for one that is made.
+        backend: as for `residual_norm`.
+
+    Raises:
+        UsageError: the model is fused already, or recomputes activations, or has no pair.
+    """
+    modules = dict(named_modules(model))
+    if any(isinstance(module, ReadsAhead) for module in modules.values()):
+        raise UsageError(
+            "a model that is fused", "one that is not", "call undo() of the object that fuse returned"
+        )
+    if any(getattr(module, "gradient_checkpointing", False) for module in modules.values()):
+        do = "switch gradient checkpointing off before you fuse"
+        raise UsageError("a model with gradient checkpointing", "one that keeps its activations", do)
+    batch = make_subject(model).batch if batch is None else batch
+    seen, left = plan(model, batch, read_anatomy(model, batch))
+    pairs: list[Pair] = []
+    for each in seen:
+        why = why_not(each, modules[each.pair.norm], backend)
+        if why is None:
+            pairs.append(each.pair)
+        else:
+            left.append(Left(each.pair.norm, why))
+    if not pairs:
+        reasons = "; ".join(f"{each.norm}: {each.why}" for each in left[:3])
+        given = "a model without a LayerNorm or RMSNorm that reads a residual add and can be fused"
+        raise UsageError(given, "at least one", reasons or "see `normscope anatomy`")
+    places = {(pair.holder, pair.nth): pair for pair in pairs}
+    running = Running(places, {place: modules[pair.norm] for place, pair in places.items()}, backend)
+    running.install(model)
+    return Fused(model, tuple(pairs), tuple(left), running)
