@@ -6,6 +6,7 @@ from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
 from benchmarks.diff_cost import bench_diff
 from benchmarks.forecast import bench_forecast
+from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
 from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "check": bench_check,
     "diff": bench_diff,
     "forecast": bench_forecast,
+    "fuse": bench_fuse,
     "kernels": bench_kernels,
     "monitor": bench_monitor,
     "nn": bench_nn,
