@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.process import Row, circumstances, in_fresh_process, median_ratio, row
 
@@ -24,7 +23,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": SIZES,
     "bert": SIZES,
 }
-BACKENDS = {"default": None, "any": "any"}
+BACKENDS: dict[str, Any] = {"default": None, "any": "any"}
 
 
 def bench_fuse() -> list[Row]:
@@ -59,7 +58,7 @@ def measure(kind: str) -> dict[str, Any]:
     )
     make = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
     plain = make.from_config(config)
-    models = {"plain": plain} | {name: copy.deepcopy(plain) for name in BACKENDS}
+    models: dict[str, Any] = {"plain": plain} | {name: copy.deepcopy(plain) for name in BACKENDS}
     batches = [torch.randint(3, VOCABULARY, (BATCH, LENGTH)) for _ in range(STEPS)]
     pairs = [len(fuse(models[name], batches[0], backend=each).pairs) for name, each in BACKENDS.items()]
     optimizers = {name: torch.optim.AdamW(model.train().parameters(), 1e-3) for name, model in models.items()}
@@ -78,7 +77,7 @@ def measure(kind: str) -> dict[str, Any]:
     return {"seconds": seconds, "losses": losses, "pairs": pairs[0], "threads": threads}
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> float:
+def _step(model: Any, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> float:
     loss = model(input_ids=ids, labels=ids).loss
     optimizer.zero_grad()
     loss.backward()

@@ -61,11 +61,11 @@ def _with_gradients(
 ) -> list[Tensor]:
     """The outputs of a pair, and the gradients of its inputs for fixed random gradients of the outputs."""
     with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() for each in (add.skip, add.branch)]
-        outputs = pair(Add(*leaves, add.alpha))
+        skip, branch = (each.detach().requires_grad_() for each in (add.skip, add.branch))
+        outputs = pair(Add(skip, branch, add.alpha))
         generator = torch.Generator().manual_seed(0)
         grads = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
         return [
             *(out.detach() for out in outputs),
-            *torch.autograd.grad(outputs, [*leaves, *parameters], grads),
+            *torch.autograd.grad(outputs, [skip, branch, *parameters], grads),
         ]

@@ -11,7 +11,7 @@ from normscope.kernels.ahead import ReadsAhead
 from normscope.nn.norms import LayerNorm, RMSNorm
 
 
-class FusedLayerNorm(ReadsAhead, LayerNorm):
+class FusedLayerNorm(ReadsAhead, LayerNorm):  # type: ignore[misc]  # it takes LayerNorm's arguments
     """LayerNorm whose result the sum before it computes."""
 
 
@@ -33,9 +33,9 @@ def make_read_ahead(norm: nn.Module) -> None:
     norm.__class__ = FUSED.get(type(norm), type(norm))
 
 
-def summed_for(norm: nn.LayerNorm | nn.RMSNorm, x_BTD: Tensor, f_BTD: Tensor, stream_scale: float) -> Tensor:
+def summed_for(norm: nn.Module, x_BTD: Tensor, f_BTD: Tensor, stream_scale: float) -> Tensor:
     """stream_scale·x + f, whose norm is computed with it and kept for the norm's next call."""
-    assert isinstance(norm, ReadsAhead)
+    assert isinstance(norm, FusedLayerNorm | FusedRMSNorm)
     normed, stream = residual_norm(
         x_BTD,
         f_BTD,

@@ -188,7 +188,7 @@ class WeightedSum(nn.Module):
         super().__init__()
         self.stream_scale, self.branch_scale = stream_scale, branch_scale
         # The norm that reads the sum, if both are fused. A list, so that it is no child of this module.
-        self.read_by: list[nn.LayerNorm | nn.RMSNorm] = []
+        self.read_by: list[nn.Module] = []
 
     def forward(self, x_BTD: Tensor, update: Update, norm: Norm) -> Tensor:
         f_BTD = update(x_BTD)

@@ -62,17 +62,21 @@ class Stack(nn.Module):
         With checkpointing, a block's last sum does not: the next block would read what its second run does
         not compute.
         """
-        blocks = [[residual for _, residual in block.sublayers().values()] for block in self.blocks]
+        blocks = [
+            [residual for _, residual in block.sublayers().values()]
+            for block in self.blocks
+            if isinstance(block, Block)
+        ]
         residuals = [residual for block in blocks for residual in block]
         lasts = {block[-1] for block in blocks} if self.checkpointed else set()
         entries = [residual.norms["branch_in"] for residual in residuals[1:]]
         for residual, after in zip(residuals, [*entries, self.final_norm], strict=True):
             on_stream = residual.norms["stream"]
             norm = after if isinstance(on_stream, NoNorm) else on_stream
-            sums = isinstance(residual.join, WeightedSum) and residual.join.stream_scale != 0
-            if sums and can_read_ahead(norm) and (norm is on_stream or residual not in lasts):
+            join, follows = residual.join, norm is on_stream or residual not in lasts
+            if isinstance(join, WeightedSum) and join.stream_scale != 0 and follows and can_read_ahead(norm):
                 make_read_ahead(norm)
-                residual.join.read_by = [norm]
+                join.read_by = [norm]
 
     def run(self, x_BTD: Tensor, context: Context = NOTHING) -> Tensor:
         """(B, T, D) → (B, T, D), through the norms at both ends.
