@@ -8,6 +8,7 @@ from benchmarks.diff_cost import bench_diff
 from benchmarks.forecast import bench_forecast
 from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
+from benchmarks.plan import bench_plan
 from benchmarks.process import Row
 from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "forecast": bench_forecast,
     "monitor": bench_monitor,
     "nn": bench_nn,
+    "plan": bench_plan,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,
     "slopes": bench_slopes,

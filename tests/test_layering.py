@@ -11,7 +11,7 @@ ROOMS = [
     *("errors", "atomic", "database", "checks", "interrupts", "timing"),
     *("schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
-    *("train", "probes"),
+    *("train", "planning", "probes"),
     *(
         "forecast",
         "rules",

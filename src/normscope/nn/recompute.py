@@ -1,0 +1,63 @@
+"""Activation checkpointing of one module: it keeps its inputs, and runs again in the backward pass."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+def run_again_later(module: nn.Module, call: Callable[[], Any]) -> Any:
+    """`call()`, which runs `module`, with activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
+
+    The call keeps only its inputs and is made again in the backward pass, with the same dropout draws and the
+    same buffers. Running statistics and power iterations thus advance once a step.
+    """
+    if not any(True for _ in module.buffers()):
+        return checkpoint(call, use_reentrant=False)
+    if torch.compiler.is_compiling():
+        # A compiled region cannot restore buffers, and the compiler itself chooses what to recompute.
+        return call()
+    before = _Before(module)
+    return checkpoint(call, use_reentrant=False, context_fn=lambda: (before.only_changed(), before))
+
+
+class _Before:
+    """Restore the module's current buffers in a context, so that its second run sees the same as its first."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.values = [
+            (each, name, buffer.clone())
+            for each in module.modules()
+            for name, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+        self.later: list[Tensor | None] = []
+
+    @contextlib.contextmanager
+    def only_changed(self) -> Iterator[None]:
+        """Drop the copies of the buffers that the block leaves as they are: causal masks can be large."""
+        before = [(buffer, buffer._version) for buffer in self._buffers() if buffer is not None]
+        yield
+        same = [
+            buffer is now and now._version == version
+            for (buffer, version), now in zip(before, self._buffers(), strict=True)
+        ]
+        self.values = [value for value, is_same in zip(self.values, same, strict=True) if not is_same]
+
+    def __enter__(self) -> None:
+        self.later = self._buffers()
+        for module, name, value in self.values:
+            module._buffers[name] = value.clone()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for (module, name, _), buffer in zip(self.values, self.later, strict=True):
+            module._buffers[name] = buffer
+
+    def _buffers(self) -> list[Tensor | None]:
+        return [module._buffers[name] for module, name, _ in self.values]
