@@ -39,7 +39,10 @@ class Case:
     precision: str = "float32"
 
 
-_LLAMA = "hidden_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,intermediate_size=704,vocab_size=4000"
+_LLAMA = (
+    "hidden_size=256,num_hidden_layers=6,num_attention_heads=4,num_key_value_heads=2,intermediate_size=704,"
+    "vocab_size=4000"
+)
 _MIXTRAL = (
     "hidden_size=128,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,intermediate_size=256,"
     "vocab_size=2000"

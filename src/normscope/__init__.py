@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from normscope.errors import NormscopeError, UsageError
     from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
+    from normscope.planning import Plan, plan
     from normscope.report import Report
     from normscope.subjects import Run, Subject
     from normscope.subjects.load import load
@@ -36,6 +37,7 @@ __all__ = [
     "DiffInterrupted",
     "Monitor",
     "NormscopeError",
+    "Plan",
     "Report",
     "Rescue",
     "Run",
@@ -45,6 +47,7 @@ __all__ = [
     "diff",
     "load",
     "nn",
+    "plan",
     "read_anatomy",
 ]
 
@@ -55,6 +58,7 @@ _HOME = {
     "DiffInterrupted": "compare",
     "Monitor": "monitor",
     "NormscopeError": "errors",
+    "Plan": "planning",
     "Report": "report",
     "Rescue": "monitor",
     "Run": "subjects",
@@ -63,6 +67,7 @@ _HOME = {
     "check": "pipeline",
     "diff": "compare",
     "load": "subjects",
+    "plan": "planning",
     "read_anatomy": "anatomy",
 }
 

@@ -26,7 +26,7 @@ def run_again_later(module: nn.Module, call: Callable[[], Any]) -> Any:
 
 
 class _Before:
-    """Restore the module's current buffers in a context, so that its second run sees the same as its first."""
+    """Restore the module's current buffers in a context, so that its second run sees the same."""
 
     def __init__(self, module: nn.Module) -> None:
         self.values = [

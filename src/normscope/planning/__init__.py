@@ -1,7 +1,7 @@
 """Memory of a training step: what takes it, which modules to recompute so that it fits, and at what time."""
 
 from normscope.planning.making import plan
-from normscope.planning.plan import Plan, Row
+from normscope.planning.result import Plan, Row
 from normscope.planning.recompute import Applied, recompute
 from normscope.planning.sizes import in_words, parse_bytes
 from normscope.planning.step import Footprint

@@ -1,13 +1,16 @@
-"""Which units to recompute: the cheapest choice that frees a number of bytes.
+"""Which units to recompute: the cheapest choice of one option for each block that fits into the memory.
 
-One option is taken for each block (a multiple-choice knapsack). Blocks are added one at a time to the front of
-choices of which none is both cheaper and larger than another. Freed bytes are rounded down to 1/`STEPS` of what
-is needed, so that the front stays short; the choice is exact up to that rounding.
+The backward pass goes from the last block to the first. At a block's moment there are: what the earlier blocks
+keep, the activations of this one (run again if need be), and the gradients of the later ones. Each moment is
+one condition on what the blocks before it keep. Blocks are added one at a time, in the order of the forward
+pass, to the choices of which none both costs less and keeps less than another (dynamic programming). Kept bytes
+are rounded up to 1/`STEPS` of the room, so that there are few choices. The result is the cheapest up to that
+rounding, as far as the model of the moments is right. The caller measures it.
 """
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from normscope.planning.saved import Saved
@@ -17,29 +20,55 @@ STEPS = 2000
 
 
 class Option(NamedTuple):
-    """Units of one block to recompute, the bytes that this frees, and its cost, see `Work.cost`."""
+    """Units of one block to recompute.
+
+    Attributes:
+        kept: bytes that the block still saves.
+        again: bytes of the block's activations at its moment of the backward pass.
+        cost: cost of the second run, see `Work.cost`.
+    """
 
     units: tuple[Unit, ...]
-    freed: int
+    kept: int
+    again: int
     cost: float
 
 
-NOTHING = Option((), 0, 0.0)
+@dataclass(frozen=True)
+class Moments:
+    """The backward pass as the choice sees it, in bytes.
+
+    Attributes:
+        menus: the options of each block, in the order of the forward pass.
+        gradients: for each block, the gradients that are there before its own.
+        before: what is saved outside of the blocks and stays until the end of the backward pass.
+        loss: what the loss and the logits take, with their gradients, when the backward pass begins.
+    """
+
+    menus: tuple[tuple[Option, ...], ...]
+    gradients: tuple[int, ...]
+    before: int
+    loss: int
 
 
 def options_of(group: Group, saved: Saved) -> tuple[Option, ...]:
-    """Options of one block, cheapest first: nothing, some of its parts, or all of it.
+    """Options of one block: nothing, some parts, all of it, and all of it with its parts again inside."""
+    numbers = saved.first_saved_in(group)
+    whole = sum(saved.storages[number].num_bytes for number in numbers)
 
-    An option that frees less than a cheaper one is left out.
-    """
-    numbers = saved.touched_by(group)
-    parts = [part for part in group.parts if saved.freed_by([part], numbers) > 0]
-    sets = [group.units[:1], *_subsets(parts)]
-    found = [
-        Option(units, saved.freed_by(units, numbers), sum(saved.work[unit].cost for unit in units))
-        for units in sets
-    ]
-    return tuple(_undominated([NOTHING, *found]))
+    def option(units: tuple[Unit, ...], inner: tuple[Unit, ...] = ()) -> Option:
+        kept = whole - saved.freed_by(units, numbers)
+        running = inner or units
+        stays = whole - saved.freed_by(inner, numbers) if inner else kept
+        largest = max((saved.freed_by([u], numbers) // max(1, saved.calls[u]) for u in running), default=0)
+        cost = sum(saved.work[unit].cost for unit in (*units, *inner))
+        return Option((*units, *inner), kept, stays + largest, cost)
+
+    block, parts = group.units[:1], tuple(p for p in group.parts if saved.freed_by([p], numbers) > 0)
+    found = [option(()), option(block), *(option(subset) for subset in _subsets(parts))]
+    if parts:
+        found.append(option(block, parts))
+    return tuple(_undominated(found))
 
 
 def _subsets(parts: Sequence[Unit]) -> Iterable[tuple[Unit, ...]]:
@@ -49,64 +78,43 @@ def _subsets(parts: Sequence[Unit]) -> Iterable[tuple[Unit, ...]]:
 
 def _undominated(options: Iterable[Option]) -> list[Option]:
     kept: list[Option] = []
-    for option in sorted(options, key=lambda each: (each.cost, -each.freed)):
-        if not kept or option.freed > kept[-1].freed:
-            kept.append(option)
+    for each in sorted(options, key=lambda each: (each.cost, each.kept, each.again)):
+        if not any(other.kept <= each.kept and other.again <= each.again for other in kept):
+            kept.append(each)
     return kept
-
-
-def most(menus: Sequence[Sequence[Option]]) -> int:
-    """The most bytes that can be freed."""
-    return sum(menu[-1].freed for menu in menus)
-
-
-def cheapest(menus: Sequence[Sequence[Option]], needed: int) -> list[Option] | None:
-    """The cheapest choice of one option a block that frees `needed` bytes, or None if none does.
-
-    Of blocks with equal options, the first are recomputed: in the backward pass, which begins with the last
-    blocks, what the others keep is gone when the first run again.
-    """
-    if needed > most(menus):
-        return None
-    unit = max(1, needed // STEPS)
-    enough = -(-needed // unit)
-    front: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    for menu in menus:
-        front = _with(front, menu, unit, enough)
-    if enough not in front:  # only the rounding is in the way
-        return [menu[-1] for menu in menus]
-    _, picks = front[enough]
-    return _first_blocks_first(menus, [menu[pick] for menu, pick in zip(menus, picks, strict=True)])
 
 
 Front = dict[int, tuple[float, tuple[int, ...]]]
-"""Freed bytes, in rounding units → cost, and the option of each block so far."""
+"""Kept bytes, in rounding units → cost, and the option of each block so far."""
 
 
-def _with(front: Front, menu: Sequence[Option], unit: int, enough: int) -> Front:
-    """The front with one block more."""
+def cheapest(moments: Moments, room: int) -> list[Option] | None:
+    """The cheapest option of each block so that no moment takes more than `room` bytes; None if none fits."""
+    if room <= 0:
+        return None
+    unit = max(1, room // STEPS)
+    front: Front = {-(-moments.before // unit): (0.0, ())}
+    for menu, gradients in zip(moments.menus, moments.gradients, strict=True):
+        front = _with(front, menu, room - gradients, unit)
+    ends = [each for kept, each in front.items() if kept * unit + moments.loss <= room]
+    if not ends:
+        return None
+    _, picks = min(ends)
+    return [menu[pick] for menu, pick in zip(moments.menus, picks, strict=True)]
+
+
+def _with(front: Front, menu: Sequence[Option], room: int, unit: int) -> Front:
+    """The front with one block more, at whose moment there is `room`."""
     wider: Front = {}
-    for freed, (cost, picks) in front.items():
+    for kept, (cost, picks) in front.items():
         for pick, option in enumerate(menu):
-            total, price = min(enough, freed + option.freed // unit), cost + option.cost
-            if total not in wider or price < wider[total][0]:
+            total, price = kept - (-option.kept // unit), cost + option.cost
+            if kept * unit + option.again <= room and (total not in wider or price < wider[total][0]):
                 wider[total] = (price, (*picks, pick))
-    kept: Front = {}
-    cheapest_so_far = float("inf")
-    for total in sorted(wider, reverse=True):
-        if wider[total][0] < cheapest_so_far:
-            kept[total] = wider[total]
-            cheapest_so_far = wider[total][0]
-    return kept
-
-
-def _first_blocks_first(menus: Sequence[Sequence[Option]], chosen: Sequence[Option]) -> list[Option]:
-    alike: dict[tuple[tuple[int, float], ...], list[int]] = defaultdict(list)
-    for index, menu in enumerate(menus):
-        alike[tuple((option.freed, option.cost) for option in menu)].append(index)
-    result = list(chosen)
-    for indices in alike.values():
-        picks = [menus[index].index(chosen[index]) for index in indices]
-        for index, pick in zip(indices, sorted(picks, reverse=True), strict=True):
-            result[index] = menus[index][pick]
-    return result
+    pruned: Front = {}
+    lowest = float("inf")
+    for total in sorted(wider):
+        if wider[total][0] < lowest:
+            pruned[total] = wider[total]
+            lowest = wider[total][0]
+    return pruned

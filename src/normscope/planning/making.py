@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from normscope.anatomy import read_anatomy
 from normscope.checks import one_of
 from normscope.errors import UsageError, describe
-from normscope.planning.plan import Plan, Row
+from normscope.planning.result import Plan, Row
 from normscope.planning.saved import FIRST, Saved
 from normscope.planning.search import Found, Misfit, Progress, most_sequences, search
 from normscope.planning.sizes import in_words, parse_bytes
-from normscope.planning.stand_in import fake_stand_in, num_sequences, real_stand_in
+from normscope.planning.stand_in import fake_stand_in, num_sequences, real_stand_in, to_read
 from normscope.planning.step import Footprint, MakeOptimizers, Step, makes
 from normscope.planning.tracker import Held
 from normscope.planning.units import Group, Unit, groups_of
@@ -68,7 +68,7 @@ def plan(
     limit = None if memory is None else Limit(parse_bytes(memory), str(memory))
     make, name = _making(optimizer)
     _PRECISION.require("precision", precision)
-    portions = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "text": text}
+    portions: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "text": text}
     subject = _subject(model, batch, loss_fn, portions, {"device": device, "dtype": dtype})
     plans = _Planner(make, name, precision, limit, progress)
     try:
@@ -144,7 +144,7 @@ class _Planner:
         """
         subject = with_loss(subject)
         self.progress("reading", 0, 3)
-        groups = groups_of(subject.model, read_anatomy(subject))
+        groups = groups_of(subject.model, read_anatomy(to_read(subject)))
         step = Step(subject, self.make, self.precision)
         self.progress("measuring", 1, 3)
         saved = step.record(groups)

@@ -1,7 +1,7 @@
 """`recompute`: run modules of any model again in the backward pass, and undo it.
 
-A module's class is replaced by a subclass whose forward is checkpointed, as FSDP2 does for sharding: paths, the
-state dict and `isinstance` stay, and a deep copy of the model recomputes its own modules.
+A module's class is replaced by a subclass whose forward is checkpointed, as FSDP2 does for sharding: paths,
+the state dict and `isinstance` stay, and a deep copy of the model recomputes its own modules.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,8 @@ class Applied:
         self._before = [(module, type(module)) for module in modules]
         self._caches = [(config, config.use_cache) for config in configs]
         for module in modules:
-            module.__class__ = _recomputed(type(module))
+            kind: Any = type(module)
+            module.__class__ = _recomputed(kind)
         for config in configs:
             config.use_cache = False
 
@@ -67,8 +68,8 @@ def recompute(model: nn.Module, paths: Iterable[str]) -> Applied:
         paths: paths of the modules, without the wrappers' parts.
 
     Raises:
-        UsageError: a path names no module, or a module that cannot be recomputed: a scripted one, or one whose
-            `forward` was replaced on the object.
+        UsageError: a path names no module, or one that cannot be recomputed: it is scripted, its `forward`
+            was replaced on the object, or it is recomputed already.
     """
     known, wanted = dict(named_modules(model)), tuple(dict.fromkeys(paths))
     modules = [_module(known, path) for path in wanted]
@@ -96,7 +97,7 @@ def _module(known: dict[str, nn.Module], path: str) -> nn.Module:
 
 
 @cache
-def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+def _recomputed(kind: Any) -> Any:
     """The subclass of `kind` that is recomputed; its name is the same."""
 
     @wraps(kind.forward)

@@ -1,6 +1,6 @@
 """What autograd saves for the backward pass, storage by storage, and which units save it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,8 @@ class Saved:
         place: for each of them, the innermost unit at the first time, or the part outside the blocks.
         inputs: for each unit, the storages that it was given.
         work: for each unit, the work from its call to the last tensor that it saved: what a second run does.
+        calls: for each unit, how often it ran.
+        arrived: for each parameter's `id`, the bytes of the gradients before its own, in the backward pass.
     """
 
     storages: dict[int, Storage] = field(default_factory=dict)
@@ -33,6 +35,8 @@ class Saved:
     place: dict[int, Unit | str] = field(default_factory=dict)
     inputs: dict[Unit, dict[int, Storage]] = field(default_factory=lambda: defaultdict(dict))
     work: dict[Unit, Work] = field(default_factory=lambda: defaultdict(Work))
+    calls: Counter[Unit] = field(default_factory=Counter)
+    arrived: dict[int, int] = field(default_factory=dict)
 
     def bytes_at(self) -> dict[Unit | str, int]:
         """Bytes by the place that saves them first."""
@@ -64,10 +68,10 @@ class Saved:
         kept_anew = sum(each.num_bytes for number, each in given.items() if number not in self.storages)
         return freed - kept_anew
 
-    def touched_by(self, group: Group) -> list[int]:
-        """Numbers of the storages that a block or its parts save."""
+    def first_saved_in(self, group: Group) -> list[int]:
+        """Numbers of the storages that a block or its parts save first."""
         units = frozenset(group.units)
-        return [number for number, all_ in self.savers.items() if any(units.intersection(s) for s in all_)]
+        return [number for number, place in self.place.items() if place in units]
 
 
 class Recorder(Watch):
@@ -96,6 +100,7 @@ class Recorder(Watch):
 
     def leave(self, unit: Unit) -> None:
         """Note the work until the last tensor that was saved."""
+        self.saved.calls[unit] += 1
         done = self._last[unit].minus(self._begun[unit])
         self.saved.work[unit] = self.saved.work[unit].plus(done)
 

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normscope.planning.choosing import cheapest, options_of
+from torch import nn
+
+from normscope.anatomy import named_modules
+from normscope.planning.choosing import Moments, cheapest, options_of
 from normscope.planning.recompute import recompute
-from normscope.planning.saved import Saved
+from normscope.planning.saved import BETWEEN, FIRST, Saved
 from normscope.planning.stand_in import num_sequences, with_sequences
 from normscope.planning.step import Footprint, MakeOptimizers, Step
-from normscope.planning.units import Group
+from normscope.planning.units import Group, Unit
 from normscope.subjects import Subject
 
 Progress = Callable[[str, int, int], None]
@@ -40,30 +43,51 @@ def search(
 ) -> Found:
     """The cheapest choice whose measured peak is at most `memory`.
 
-    A choice frees what the peak without it lacks. If its measured peak is still too high, because a second run
-    of a block brings its activations back, the next choice frees as much more.
+    A choice is made by a model of the backward pass, see `Moments`, and measured. If its peak is too high,
+    the model is given less room, and if room is left over, more.
 
     Raises:
         Misfit: none was found.
     """
     if base.peak <= memory:
         return Found((), base)
-    menus = [options_of(group, saved) for group in groups]
-    needed, least = base.peak - memory, Found((), base)
+    moments = moments_of(step, groups, saved, base)
+    room = memory - sum(base.stays.values())
+    tried: dict[tuple[str, ...], Found] = {}
     for attempt in range(TRIES):
-        chosen = cheapest(menus, needed)
+        chosen = cheapest(moments, room)
         if chosen is None:
             break
+        paths = tuple(unit.path for option in chosen for unit in option.units)
+        if paths in tried:
+            break
         progress("choosing", attempt, TRIES)
-        found = measured(step, groups, [unit.path for option in chosen for unit in option.units])
-        if found.footprint.peak <= memory:
-            return found
-        least = min(least, found, key=lambda each: each.footprint.peak)
-        needed += found.footprint.peak - memory
-    fitting = [each for each in extremes(step, groups) if each.footprint.peak <= memory]
-    if fitting:
-        return min(fitting, key=lambda each: each.footprint.work.cost)
-    raise Misfit(min([least, *extremes(step, groups)], key=lambda each: each.footprint.peak))
+        tried[paths] = measured(step, groups, paths)
+        room += memory - tried[paths].footprint.peak
+    if all(found.footprint.peak > memory for found in tried.values()):
+        progress("choosing", TRIES - 1, TRIES)
+        tried |= {found.paths: found for found in extremes(step, groups)}
+    fitting = [found for found in tried.values() if found.footprint.peak <= memory]
+    if not fitting:
+        raise Misfit(min([Found((), base), *tried.values()], key=lambda each: each.footprint.peak))
+    return min(fitting, key=lambda each: each.footprint.work.cost)
+
+
+def moments_of(step: Step, groups: tuple[Group, ...], saved: Saved, base: Footprint) -> Moments:
+    """The moments of the backward pass; the one of the loss is what the peak takes beside the blocks."""
+    at, modules = saved.bytes_at(), dict(named_modules(step.subject.model))
+    before = sum(count for place, count in at.items() if place in (FIRST, BETWEEN))
+    in_blocks = sum(count for place, count in at.items() if isinstance(place, Unit))
+    return Moments(
+        menus=tuple(options_of(group, saved) for group in groups),
+        gradients=tuple(_arrived(modules[group.block.path], saved) for group in groups),
+        before=before,
+        loss=max(0, base.peak - sum(base.stays.values()) - before - in_blocks),
+    )
+
+
+def _arrived(block: nn.Module, saved: Saved) -> int:
+    return min((saved.arrived[id(p)] for p in block.parameters() if id(p) in saved.arrived), default=0)
 
 
 def measured(step: Step, groups: tuple[Group, ...], paths: Sequence[str]) -> Found:
@@ -73,11 +97,11 @@ def measured(step: Step, groups: tuple[Group, ...], paths: Sequence[str]) -> Fou
 
 
 def extremes(step: Step, groups: tuple[Group, ...]) -> list[Found]:
-    """All blocks; all parts of all blocks; and all blocks, with their parts again inside of the second run."""
+    """All blocks; all parts of all blocks; and all blocks, with their parts again in the second run."""
     blocks = [group.block.path for group in groups]
     parts = [part.path for group in groups for part in group.parts]
     ways = [way for way in (blocks, parts, blocks + parts) if way]
-    return [measured(step, groups, way) for way in ways]
+    return [measured(step, groups, way) for way in dict.fromkeys(map(tuple, ways))]
 
 
 def most_sequences(

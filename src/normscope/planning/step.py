@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Adam, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.planning.saved import Recorder, Saved
 from normscope.planning.tracker import Held, Tracker
@@ -65,7 +67,15 @@ class Step:
         recorder = Recorder(tracker)
         with recorder.recording(self.subject.model, groups) as saved:
             loss = self._loss()
-        loss.backward()
+        total = 0
+
+        def note(parameter: Tensor) -> None:
+            nonlocal total
+            saved.arrived.setdefault(id(parameter), total)
+            total += parameter.numel() * parameter.element_size()
+
+        with _after_each_gradient(self.subject.model, note):
+            loss.backward()
         self._step()
         return saved
 
@@ -73,8 +83,13 @@ class Step:
         """Take one more step and follow its memory."""
         tracker = self._tracker()
         stays = _positive(tracker)
-        watch = _Phases(tracker)
-        with watch.over(self.subject.model, groups), _noting_gradients(self.subject.model, tracker), tracker:
+        watch, model = _Phases(tracker), self.subject.model
+
+        def note(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                tracker.hold([parameter.grad], Held.GRADIENTS)
+
+        with watch.over(model, groups), _after_each_gradient(model, note), tracker:
             loss = self._loss()
             tracker.phase, tracker.moment = Held.BACKWARD, "backward"
             loss.backward()
@@ -96,8 +111,10 @@ class Step:
         return torch.autocast(device, getattr(torch, self._precision))
 
     def _step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
+        is_fake = any(isinstance(p, FakeTensor) for p in self.subject.model.parameters())
+        with _Ones() if is_fake else contextlib.nullcontext():
+            for optimizer in self.optimizers:
+                optimizer.step()
         self.subject.model.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -111,6 +128,15 @@ class Step:
         tracker.hold(model.buffers(), Held.BUFFERS)
         tracker.hold(model.parameters(), Held.PARAMETERS)
         return tracker
+
+
+class _Ones(TorchDispatchMode):
+    """Mode in which a fake tensor's `item()` is 1: optimizers such as Adafactor read their count of steps."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
 
 
 class _Phases(Watch):
@@ -132,11 +158,7 @@ class _Phases(Watch):
 
 
 @contextlib.contextmanager
-def _noting_gradients(model: nn.Module, tracker: Tracker) -> Iterator[None]:
-    def note(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            tracker.hold([parameter.grad], Held.GRADIENTS)
-
+def _after_each_gradient(model: nn.Module, note: Callable[[Tensor], None]) -> Iterator[None]:
     handles = [p.register_post_accumulate_grad_hook(note) for p in model.parameters() if p.requires_grad]
     try:
         yield

@@ -1,8 +1,9 @@
 """`Tracker`: the bytes that tensors hold at each moment of a run, on real or on fake tensors.
 
-Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns it
-until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`, with
-which a test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen.
+Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns
+it until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`: a
+test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen. Gradients
+that autograd would add in place are added out of place, since Python sees them: one more may be alive.
 """
 
 import weakref
@@ -37,7 +38,7 @@ class Held(StrEnum):
 
 
 class Storage:
-    """A storage: its number in the order of appearance, which is never given again, its bytes, its contents."""
+    """A storage: its number, which is never given again, its bytes, and what it holds."""
 
     __slots__ = ("held", "num_bytes", "number", "reference")
 
