@@ -45,8 +45,8 @@ def command(
 
     Example: normscope plan hf:gpt2 --memory 6GB --batch-size 8 --seq-len 1024
 
-    Tensors have shapes and no values here: no weights are created for nn: and hf: models of any size. The plan
-    is applied in Python: normscope.plan(…).apply(model).
+    Tensors have shapes and no values here: no weights are created for nn: and hf: models of any size. Apply the
+    plan in Python: normscope.plan(…).apply(model).
 
     Exit status: 0 done; 2 the call or the model cannot be used, or no choice of modules fits.
     """

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 
@@ -40,13 +41,13 @@ class _Before:
     @contextlib.contextmanager
     def only_changed(self) -> Iterator[None]:
         """Drop the copies of the buffers that the block leaves as they are: causal masks can be large."""
-        before = [(buffer, buffer._version) for buffer in self._buffers() if buffer is not None]
+        buffers = self._buffers()
         yield
-        same = [
-            buffer is now and now._version == version
-            for (buffer, version), now in zip(before, self._buffers(), strict=True)
+        changes = [
+            now is not buffer or _differ(now, value)
+            for buffer, now, (_, _, value) in zip(buffers, self._buffers(), self.values, strict=True)
         ]
-        self.values = [value for value, is_same in zip(self.values, same, strict=True) if not is_same]
+        self.values = [value for value, is_new in zip(self.values, changes, strict=True) if is_new]
 
     def __enter__(self) -> None:
         self.later = self._buffers()
@@ -61,3 +62,12 @@ class _Before:
 
     def _buffers(self) -> list[Tensor | None]:
         return [module._buffers[name] for module, name, _ in self.values]
+
+
+def _differ(now: Tensor | None, before: Tensor) -> bool:
+    """Whether two tensors have other values; of fake ones, without values, whether `now` was written to."""
+    if now is None:
+        return True
+    if isinstance(now, FakeTensor):
+        return now._version > 0
+    return not torch.equal(now, before)

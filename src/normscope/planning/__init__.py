@@ -1,8 +1,8 @@
 """Memory of a training step: what takes it, which modules to recompute so that it fits, and at what time."""
 
 from normscope.planning.making import plan
-from normscope.planning.result import Plan, Row
 from normscope.planning.recompute import Applied, recompute
+from normscope.planning.result import Plan, Row
 from normscope.planning.sizes import in_words, parse_bytes
 from normscope.planning.step import Footprint
 from normscope.planning.tracker import Held

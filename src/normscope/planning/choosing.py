@@ -1,11 +1,11 @@
 """Which units to recompute: the cheapest choice of one option for each block that fits into the memory.
 
-The backward pass goes from the last block to the first. At a block's moment there are: what the earlier blocks
+The backward pass goes from the last block to the first. At a block's moment there are: what earlier blocks
 keep, the activations of this one (run again if need be), and the gradients of the later ones. Each moment is
 one condition on what the blocks before it keep. Blocks are added one at a time, in the order of the forward
-pass, to the choices of which none both costs less and keeps less than another (dynamic programming). Kept bytes
-are rounded up to 1/`STEPS` of the room, so that there are few choices. The result is the cheapest up to that
-rounding, as far as the model of the moments is right. The caller measures it.
+pass, to the choices of which none both costs less and keeps less than another (dynamic programming). Kept
+bytes are rounded up to 1/`STEPS` of the room, so that there are few choices. The result is the cheapest up to
+that rounding, as far as the model of the moments is right. The caller measures it.
 """
 
 import itertools
@@ -52,7 +52,7 @@ class Moments:
 
 
 def options_of(group: Group, saved: Saved) -> tuple[Option, ...]:
-    """Options of one block: nothing, some parts, all of it, and all of it with its parts again inside."""
+    """Options of one block: nothing, some parts, all of it, and all of it with some parts again inside."""
     numbers = saved.first_saved_in(group)
     whole = sum(saved.storages[number].num_bytes for number in numbers)
 
@@ -64,11 +64,22 @@ def options_of(group: Group, saved: Saved) -> tuple[Option, ...]:
         cost = sum(saved.work[unit].cost for unit in (*units, *inner))
         return Option((*units, *inner), kept, stays + largest, cost)
 
-    block, parts = group.units[:1], tuple(p for p in group.parts if saved.freed_by([p], numbers) > 0)
-    found = [option(()), option(block), *(option(subset) for subset in _subsets(parts))]
-    if parts:
-        found.append(option(block, parts))
+    useful = [
+        unit for unit in group.units if unit not in saved.unsafe and saved.freed_by([unit], numbers) > 0
+    ]
+    block, parts = tuple(useful[:1]), tuple(unit for unit in useful if unit != group.block)
+    found = [option(())]
+    if group.block not in useful:
+        return tuple(_undominated([*found, *(option(subset) for subset in _subsets(parts))]))
+    found.append(option(block))
+    for subset in _subsets(parts):
+        found += [option(subset), option(block, subset)]
     return tuple(_undominated(found))
+
+
+def leanest(moments: Moments) -> list[Option]:
+    """The option of each block that keeps least, and of those the one that takes least when it runs again."""
+    return [min(menu, key=lambda each: (each.kept, each.again)) for menu in moments.menus]
 
 
 def _subsets(parts: Sequence[Unit]) -> Iterable[tuple[Unit, ...]]:

@@ -63,7 +63,7 @@ def plan(
 
     Raises:
         UsageError: an argument or the model cannot be used, or no choice fits; the error then names the least
-            memory and the largest batch that fits.
+            memory and a batch size that fits.
     """
     limit = None if memory is None else Limit(parse_bytes(memory), str(memory))
     make, name = _making(optimizer)
@@ -155,7 +155,7 @@ class _Planner:
             try:
                 found = search(step, groups, saved, before, self.memory.bytes, self.progress)
             except Misfit as misfit:
-                raise self._refusal(subject, groups, misfit.least) from None
+                raise self._refusal(subject, misfit) from None
         return Plan(
             model=subject.spec,
             input=subject.input,
@@ -170,27 +170,28 @@ class _Planner:
             notes=subject.notes,
         )
 
-    def _refusal(self, subject: Subject, groups: tuple[Group, ...], least: Found) -> UsageError:
+    def _refusal(self, subject: Subject, misfit: Misfit) -> UsageError:
         assert self.memory is not None, "a plan without a limit always fits"
-        sequences = num_sequences(subject)
+        sequences, least = num_sequences(subject), misfit.least.footprint
         words = f" with {sequences} sequences" if sequences is not None else ""
         return UsageError(
-            f'"{subject.spec}"{words} in {self.memory.given} (lowest peak: {_largest(least.footprint)})',
-            f"at least {in_words(least.footprint.peak)}, with everything recomputed that can be",
-            self._advice(subject, groups, least, self.memory.bytes),
+            f'"{subject.spec}"{words} in {self.memory.given} (lowest peak: {_largest(least)})',
+            f"at least {in_words(least.peak)}, with everything recomputed that can be",
+            self._advice(subject, misfit, self.memory.bytes),
         )
 
-    def _advice(self, subject: Subject, groups: tuple[Group, ...], least: Found, memory: int) -> str:
-        always = sum(least.footprint.stays.values()) + num_bytes(trainable(subject.model))
+    def _advice(self, subject: Subject, misfit: Misfit, memory: int) -> str:
+        stays = misfit.least.footprint.stays
+        always = sum(stays.values()) + num_bytes(trainable(subject.model))
         if always > memory:
             words = f"weights, gradients and optimizer state take {in_words(always)} at any batch size"
-            state = least.footprint.stays.get(Held.OPTIMIZER, 0)
+            state = stays.get(Held.OPTIMIZER, 0)
             other = f"an optimizer with less state than {in_words(state)} or " if state else ""
             return f"{words}: take {other}a smaller model"
         self.progress("batch size", 2, 3)
-        fits = most_sequences(subject, self.make, self.precision, groups, memory)
+        fits = most_sequences(subject, self.make, self.precision, misfit.ways, memory)
         if fits:
-            return f"the largest batch that fits has {fits}: use --batch-size {fits}, or lower --seq-len"
+            return f"a batch of {fits} fits: use --batch-size {fits}, or lower --seq-len"
         return "no batch size fits: lower --seq-len, or take another optimizer or a smaller model"
 
 

@@ -59,7 +59,9 @@ class Applied:
 def recompute(model: nn.Module, paths: Iterable[str]) -> Applied:
     """Run modules of `model` again in the backward pass instead of keeping their activations.
 
-    Loss and gradients stay the same, dropout and running statistics included. Without gradients (under
+    Loss and gradients stay the same, dropout and running statistics included. Buffers are restored for the
+    second run in the module's own children: a module that calls others, given as a function, must not be
+    chosen where theirs change. Without gradients (under
     `torch.no_grad()`) nothing changes. Models of transformers get `config.use_cache = False`, because a cache
     of keys would be filled twice.
 

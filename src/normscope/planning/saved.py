@@ -4,10 +4,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from normscope.anatomy import named_modules
 from normscope.planning.tracker import Held, Storage, Tracker
 from normscope.planning.units import Group, Unit, Watch
 from normscope.planning.work import Work
@@ -27,6 +31,8 @@ class Saved:
         inputs: for each unit, the storages that it was given.
         work: for each unit, the work from its call to the last tensor that it saved: what a second run does.
         calls: for each unit, how often it ran.
+        unsafe: units that call modules of others whose buffers change, as a branch given as a function: a
+            second run would not restore these.
         arrived: for each parameter's `id`, the bytes of the gradients before its own, in the backward pass.
     """
 
@@ -36,6 +42,7 @@ class Saved:
     inputs: dict[Unit, dict[int, Storage]] = field(default_factory=lambda: defaultdict(dict))
     work: dict[Unit, Work] = field(default_factory=lambda: defaultdict(Work))
     calls: Counter[Unit] = field(default_factory=Counter)
+    unsafe: set[Unit] = field(default_factory=set)
     arrived: dict[int, int] = field(default_factory=dict)
 
     def bytes_at(self) -> dict[Unit | str, int]:
@@ -87,9 +94,26 @@ class Recorder(Watch):
     @contextmanager
     def recording(self, model: nn.Module, groups: tuple[Group, ...]) -> Iterator[Saved]:
         """Record the forward pass in the block."""
-        self._num_groups = len(groups)
-        with self.over(model, groups), self.tracker, saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            yield self.saved
+        self._num_groups, modules = len(groups), dict(named_modules(model))
+        units = [unit for group in groups for unit in group.units]
+        self._own = {unit: {id(module) for module in modules[unit.path].modules()} for unit in units}
+        self._versions: list[list[int]] = []
+        hooks = (register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end))
+        try:
+            with self.over(model, groups), self.tracker, saved_tensors_hooks(self._pack, lambda each: each):
+                yield self.saved
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._versions.append([buffer._version for buffer in module.buffers(recurse=False)])
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        changed = [buffer._version for buffer in module.buffers(recurse=False)] != self._versions.pop()
+        keeps_statistics = isinstance(module, _NormBase) and module.track_running_stats
+        if changed or keeps_statistics:
+            self.saved.unsafe |= {unit for unit in self.running if id(module) not in self._own[unit]}
 
     def enter(self, unit: Unit, inputs: list[Tensor]) -> None:
         """Note the storages that the unit is given."""

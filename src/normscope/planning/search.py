@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from normscope.anatomy import named_modules
-from normscope.planning.choosing import Moments, cheapest, options_of
+from normscope.planning.choosing import Moments, cheapest, leanest, options_of
 from normscope.planning.recompute import recompute
 from normscope.planning.saved import BETWEEN, FIRST, Saved
 from normscope.planning.stand_in import num_sequences, with_sequences
@@ -26,16 +26,21 @@ class Found:
     footprint: Footprint
 
 
+Ways = tuple[tuple[str, ...], ...]
+"""Choices of units, by path."""
+
+
 class Misfit(Exception):
     """No choice of units fits.
 
     Attributes:
         least: the choice with the lowest peak.
+        ways: the choices that keep least.
     """
 
-    def __init__(self, least: Found) -> None:
+    def __init__(self, least: Found, ways: Ways) -> None:
         super().__init__(least)
-        self.least = least
+        self.least, self.ways = least, ways
 
 
 def search(
@@ -64,12 +69,13 @@ def search(
         progress("choosing", attempt, TRIES)
         tried[paths] = measured(step, groups, paths)
         room += memory - tried[paths].footprint.peak
+    ways = leanest_ways(groups, moments, saved)
     if all(found.footprint.peak > memory for found in tried.values()):
         progress("choosing", TRIES - 1, TRIES)
-        tried |= {found.paths: found for found in extremes(step, groups)}
+        tried |= {way: measured(step, groups, way) for way in ways if way not in tried}
     fitting = [found for found in tried.values() if found.footprint.peak <= memory]
     if not fitting:
-        raise Misfit(min([Found((), base), *tried.values()], key=lambda each: each.footprint.peak))
+        raise Misfit(min([Found((), base), *tried.values()], key=lambda each: each.footprint.peak), ways)
     return min(fitting, key=lambda each: each.footprint.work.cost)
 
 
@@ -96,18 +102,18 @@ def measured(step: Step, groups: tuple[Group, ...], paths: Sequence[str]) -> Fou
         return Found(tuple(paths), step.measure(groups))
 
 
-def extremes(step: Step, groups: tuple[Group, ...]) -> list[Found]:
-    """All blocks; all parts of all blocks; and all blocks, with their parts again in the second run."""
-    blocks = [group.block.path for group in groups]
-    parts = [part.path for group in groups for part in group.parts]
-    ways = [way for way in (blocks, parts, blocks + parts) if way]
-    return [measured(step, groups, way) for way in dict.fromkeys(map(tuple, ways))]
+def leanest_ways(groups: tuple[Group, ...], moments: Moments, saved: Saved) -> Ways:
+    """The choices that keep least: by the model of the moments, all blocks, and all parts of all blocks."""
+    by_model = tuple(unit.path for option in leanest(moments) for unit in option.units)
+    blocks = tuple(group.block.path for group in groups if group.block not in saved.unsafe)
+    parts = tuple(part.path for group in groups for part in group.parts if part not in saved.unsafe)
+    return tuple(dict.fromkeys(way for way in (by_model, blocks, parts) if way))
 
 
 def most_sequences(
-    subject: Subject, make: MakeOptimizers, precision: str, groups: tuple[Group, ...], memory: int
+    subject: Subject, make: MakeOptimizers, precision: str, ways: Ways, memory: int
 ) -> int | None:
-    """The most sequences in a batch with which some choice fits, by bisection; None if the batch has no axis.
+    """The most sequences in a batch with which one of `ways` fits, by bisection; None without a batch axis.
 
     It is less than the batch's own.
     """
@@ -118,7 +124,7 @@ def most_sequences(
         middle = (fits + fails) // 2
         step = Step(with_sequences(subject, middle), make, precision)
         step.record(())
-        if any(found.footprint.peak <= memory for found in extremes(step, groups)):
+        if any(measured(step, (), way).footprint.peak <= memory for way in ways):
             fits = middle
         else:
             fails = middle
