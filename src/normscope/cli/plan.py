@@ -43,10 +43,11 @@ def command(
 ) -> None:
     """Show the memory of a training step, and which blocks and branches to recompute so that it fits.
 
-    Example: normscope plan hf:gpt2 --memory 6GB --batch-size 8 --seq-len 1024
+    Example: normscope plan hf:gpt2 --memory 12GB --batch-size 8 --seq-len 1024
 
-    Tensors have shapes and no values here: no weights are created for nn: and hf: models of any size. Apply the
-    plan in Python: normscope.plan(…).apply(model).
+    Tensors have shapes and no values here: no weights are created for nn: and hf: models of any size.
+
+    To apply the plan, in Python: normscope.plan(…).apply(model)
 
     Exit status: 0 done; 2 the call or the model cannot be used, or no choice of modules fits.
     """

@@ -108,6 +108,11 @@ def _subject(
     if batch is not None or loss_fn is not None:
         given = "a MODEL spec together with a batch or a loss_fn"
         raise UsageError(given, "a module with its batch", "let a factory return (module, batch, loss_fn)")
+    if not str(place["device"]).startswith("cpu"):  # fake tensors are made on the CPU, and copied on a device
+        subject = load_to_read(model, **portions, **place)
+        if fake_mode_of(subject.model) is not None:
+            subject.notes = (*subject.notes, "planned with the operations of a CPU: the weights do not fit")
+        return subject
     if not model.startswith(("nn:", "hf:")):
         return load_to_read(model, **portions, **place)
     subject = load(model, **portions, **place, fake=True)
@@ -166,6 +171,7 @@ class _Planner:
             before=before,
             after=found.footprint,
             rows=tuple(_rows(groups, saved, found.paths)),
+            device=next(subject.model.parameters()).device.type,
             tensors=tensors,
             notes=subject.notes,
         )

@@ -41,6 +41,7 @@ class Plan:
         before: the step without recomputation.
         after: the step as planned.
         rows: what is saved for the backward pass, by part; without recomputation.
+        device: type of the device whose operations were followed: "cpu", "cuda".
         tensors: "fake" where shapes alone were followed, "real" where the step was run.
         notes: remarks for the reader.
     """
@@ -54,6 +55,7 @@ class Plan:
     before: Footprint
     after: Footprint
     rows: tuple[Row, ...]
+    device: str
     tensors: str
     notes: tuple[str, ...] = ()
 
@@ -99,6 +101,7 @@ class Plan:
             "before": _footprint(self.before),
             "after": _footprint(self.after),
             "saved": [vars(row) for row in self.rows],
+            "device": self.device,
             "tensors": self.tensors,
             "notes": list(self.notes),
         }

@@ -12,6 +12,11 @@ NOT_INCLUDED = (
 )
 
 
+ON_CPU = (
+    "Followed on a CPU. On a GPU, dropout and attention with dropout save less: there, add --device cuda."
+)
+
+
 def text(plan: Plan) -> str:
     """The plan in words, with tables."""
     return "\n".join(_lines(plan)) + "\n"
@@ -33,6 +38,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield ""
     for note in plan.notes:
         yield f"Note: {note}"
+    if plan.device == "cpu":
+        yield ON_CPU
     yield NOT_INCLUDED
 
 
