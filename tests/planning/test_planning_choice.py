@@ -13,10 +13,14 @@ import normscope
 from normscope.anatomy import Anatomy
 from normscope.cli.main import run
 from normscope.errors import UsageError
-from normscope.planning import in_words, parse_bytes, plan
-from normscope.planning.choosing import Moments, Option, cheapest
+from normscope.planning import Held, in_words, parse_bytes, plan, recompute
+from normscope.planning.choosing import Moments, Option, cheapest, options_of
+from normscope.planning.stand_in import fake_stand_in, to_read
+from normscope.planning.step import Step, makes
+from normscope.planning.tracker import Tracker
 from normscope.planning.units import groups_of
 from normscope.planning.words import shortened
+from normscope.subjects.feed import tensors_in
 
 SPEC = "nn:decoder,depth=3,width=64,heads=2"
 
@@ -155,3 +159,48 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "in 100KB" in error
+
+
+def live_after_forward(step: Step) -> int:
+    """Bytes of activations that are alive when the forward pass has ended."""
+    tracker = Tracker()
+    before = [
+        *step.subject.model.parameters(),
+        *step.subject.model.buffers(),
+        *tensors_in(step.subject.batch),
+    ]
+    tracker.hold(before, Held.PARAMETERS)
+    with tracker:
+        loss = step._loss()
+    assert loss.requires_grad
+    return tracker.live[Held.ENDS]
+
+
+_HF = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4,intermediate_size=128,vocab_size=300"
+KEEPING = (
+    "nn:decoder,depth=2,width=64,heads=2",
+    "nn:decoder,scheme=post,depth=2,width=64,heads=2,dropout=0.1",
+    "hf:gpt2,n_layer=2,n_embd=64,n_head=2,vocab_size=300",
+    f"hf:llama,{_HF},num_key_value_heads=2",
+    f"hf:bert,{_HF}",
+)
+STATE = 6000
+"""Bytes of the random generator's state, which each recomputed module keeps."""
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+def test_an_option_keeps_what_it_says(spec: str) -> None:
+    subject = normscope.load(spec, batch_size=8, seq_len=64, fake=True)
+    with fake_stand_in(subject):
+        groups = groups_of(subject.model, normscope.read_anatomy(to_read(subject)))
+        step = Step(subject, makes("sgd"), "float32")
+        saved = step.record(groups)
+        as_is = live_after_forward(step)
+        for group in groups:
+            nothing, *options = options_of(group, saved)
+            assert options
+            for option in options:
+                with recompute(subject.model, [unit.path for unit in option.units]):
+                    freed = as_is - live_after_forward(step)
+                said = nothing.kept - option.kept
+                assert freed == pytest.approx(said, abs=STATE * len(option.units)), option.units

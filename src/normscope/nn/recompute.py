@@ -11,19 +11,26 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 
-def run_again_later(module: nn.Module, call: Callable[[], Any]) -> Any:
-    """`call()`, which runs `module`, with activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
+def run_again_later(module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`call(*args, **kwargs)`, which runs `module`, with activation checkpointing.
 
     The call keeps only its inputs and is made again in the backward pass, with the same dropout draws and the
-    same buffers. Running statistics and power iterations thus advance once a step.
+    same buffers (Chen et al. 2016, arXiv:1604.06174). Running statistics and power iterations thus advance
+    once a step. Inside of another such call, its inputs are not kept either.
     """
+    names, count = tuple(kwargs), len(args)
+
+    def flat(*inputs: Any) -> Any:  # PyTorch lets an outer call drop only what is given by position
+        return call(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
+
+    inputs = (*args, *kwargs.values())
     if not any(True for _ in module.buffers()):
-        return checkpoint(call, use_reentrant=False)
+        return checkpoint(flat, *inputs, use_reentrant=False)
     if torch.compiler.is_compiling():
         # A compiled region cannot restore buffers, and the compiler itself chooses what to recompute.
-        return call()
+        return call(*args, **kwargs)
     before = _Before(module)
-    return checkpoint(call, use_reentrant=False, context_fn=lambda: (before.only_changed(), before))
+    return checkpoint(flat, *inputs, use_reentrant=False, context_fn=lambda: (before.only_changed(), before))
 
 
 class _Before:

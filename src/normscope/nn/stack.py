@@ -4,7 +4,6 @@ Shapes: B batch, T tokens, D width.
 """
 
 import dataclasses
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ class Stack(nn.Module):
         state: State = self.scheme.join.enter(x_BTD, lambda x: self.entry_norm(x, context.real))
         for block in self.blocks:
             if self.checkpointed and self.training and torch.is_grad_enabled() and context.cache is None:
-                state = run_again_later(block, partial(block, state, context))
+                state = run_again_later(block, block, state, context)
             else:
                 state = block(state, context)
         return self.scheme.join.leave(state, lambda x: self.final_norm(x, context.real))

@@ -104,8 +104,10 @@ def _recomputed(kind: Any) -> Any:
 
     @wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        plain = partial(kind.forward, self, *args, **kwargs)
-        return run_again_later(self, plain) if torch.is_grad_enabled() else plain()
+        plain = partial(kind.forward, self)
+        if torch.is_grad_enabled():
+            return run_again_later(self, plain, *args, **kwargs)
+        return plain(*args, **kwargs)
 
     names = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (Recomputed, kind), names | {"__qualname__": kind.__qualname__})
