@@ -10,6 +10,7 @@ from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
 from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
+from benchmarks.plan import bench_plan
 from benchmarks.process import Row
 from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
@@ -28,6 +29,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "kernels": bench_kernels,
     "monitor": bench_monitor,
     "nn": bench_nn,
+    "plan": bench_plan,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,
     "sharded": bench_sharded,

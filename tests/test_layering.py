@@ -12,7 +12,7 @@ ROOMS = [
     *("schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     "fusing",
-    *("train", "probes"),
+    *("train", "planning", "probes"),
     *(
         "forecast",
         "rules",

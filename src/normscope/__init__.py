@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from normscope.fusing import fuse
     from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
+    from normscope.planning import Plan, plan
     from normscope.report import Report
     from normscope.subjects import Run, Subject
     from normscope.subjects.load import load
@@ -37,6 +38,7 @@ __all__ = [
     "DiffInterrupted",
     "Monitor",
     "NormscopeError",
+    "Plan",
     "Report",
     "Rescue",
     "Run",
@@ -47,6 +49,7 @@ __all__ = [
     "fuse",
     "load",
     "nn",
+    "plan",
     "read_anatomy",
 ]
 
@@ -57,6 +60,7 @@ _HOME = {
     "DiffInterrupted": "compare",
     "Monitor": "monitor",
     "NormscopeError": "errors",
+    "Plan": "planning",
     "Report": "report",
     "Rescue": "monitor",
     "Run": "subjects",
@@ -66,6 +70,7 @@ _HOME = {
     "diff": "compare",
     "fuse": "fusing",
     "load": "subjects",
+    "plan": "planning",
     "read_anatomy": "anatomy",
 }
 

@@ -27,6 +27,7 @@ CALLS = {
     "doctor": ["doctor", "--format", "json"],
     "train": ["train", SMALL, "--steps", "2", "--output", "run", "--format", "json"],
     "map": [*MAP, "--seeds", "1", "--store", "map.sqlite", "--output", "map.html", "--format", "json"],
+    "plan": ["plan", "nn:decoder,depth=4,width=32,heads=2", "--memory", "2.8MB", "--format", "json"],
     "claims": ["claims", "A3", "--seeds", "1", "--format", "json"],
     "diff": ["diff", SMALL, SMALL, "--parts", "structure", "--format", "json"],
     "watch": ["watch", "run.db", "--format", "json"],

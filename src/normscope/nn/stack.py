@@ -3,13 +3,10 @@
 Shapes: B batch, T tokens, D width.
 """
 
-import contextlib
 import dataclasses
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from normscope.nn.block import Block
 from normscope.nn.config import ModelConfig
@@ -18,6 +15,7 @@ from normscope.nn.fused import can_read_ahead, make_read_ahead
 from normscope.nn.joins import State, WeightedSum
 from normscope.nn.norms import NoNorm
 from normscope.nn.placement import Slot, Where
+from normscope.nn.recompute import run_again_later
 from normscope.nn.residual import norm_maker
 from normscope.nn.scheme import Scheme
 from normscope.nn.schemes import scheme_named
@@ -87,50 +85,7 @@ class Stack(nn.Module):
         state: State = self.scheme.join.enter(x_BTD, lambda x: self.entry_norm(x, context.real))
         for block in self.blocks:
             if self.checkpointed and self.training and torch.is_grad_enabled() and context.cache is None:
-                state = _run_again_later(block, state, context)
+                state = run_again_later(block, block, state, context)
             else:
                 state = block(state, context)
         return self.scheme.join.leave(state, lambda x: self.final_norm(x, context.real))
-
-
-def _run_again_later(block: nn.Module, state: State, context: Context) -> State:
-    """`block(state, context)` with activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
-
-    The block keeps only its input and runs again in the backward pass, with the same dropout draws.
-    """
-    if not any(True for _ in block.buffers()):
-        return checkpoint(block, state, context, use_reentrant=False)
-    if torch.compiler.is_compiling():
-        # A compiled region cannot restore buffers, and the compiler itself chooses what to recompute.
-        return block(state, context)
-    before = _Before(block)
-    return checkpoint(
-        block, state, context, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), before)
-    )
-
-
-class _Before:
-    """Restore the block's current buffers in a context, so that its second run sees the same as its first.
-
-    Running statistics and power iterations thus advance once per step.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        self.values = [
-            (module, name, buffer.clone())
-            for module in block.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self.later: list[Tensor | None] = []
-
-    def __enter__(self) -> None:
-        self.later = [module._buffers[name] for module, name, _ in self.values]
-        for module, name, value in self.values:
-            module._buffers[name] = value.clone()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for (module, name, _), buffer in zip(self.values, self.later, strict=True):
-            module._buffers[name] = buffer

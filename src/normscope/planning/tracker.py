@@ -1,0 +1,126 @@
+"""`Tracker`: the bytes that tensors hold at each moment of a run, on real or on fake tensors.
+
+Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns
+it until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`: a
+test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen. Gradients
+that autograd would add in place are added out of place, since Python sees them: one more may be alive.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from normscope.planning.work import Work, work_of
+
+ROUND = {"cuda": 512}
+"""Device type → bytes to a multiple of which PyTorch's allocator rounds each storage."""
+
+
+class Held(StrEnum):
+    """What a storage holds."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    OPTIMIZER = "optimizer state"
+    BATCH = "batch"
+    GRADIENTS = "gradients"
+    BLOCKS = "activations of the blocks"
+    ENDS = "embedding, logits and loss"
+    BACKWARD = "temporary, backward pass"
+    STEP = "temporary, optimizer step"
+
+
+class Storage:
+    """A storage: its number, which is never given again, its bytes, and what it holds."""
+
+    __slots__ = ("held", "num_bytes", "number", "reference")
+
+    def __init__(self, number: int, num_bytes: int, held: Held) -> None:
+        self.number, self.num_bytes, self.held = number, num_bytes, held
+        self.reference: weakref.ref[UntypedStorage] | None = None
+
+
+class Tracker(TorchDispatchMode):
+    """Mode that follows every storage that appears in its block.
+
+    Attributes:
+        live: bytes alive now, by what they hold.
+        peak: the largest sum of `live` so far.
+        at_peak: `live` at that moment.
+        phase: what new storages hold; the caller sets it.
+        moment: name of the present phase of the step; the caller sets it.
+        peak_moment: `moment` at the peak.
+        work: operations and bytes written so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: Counter[Held] = Counter()
+        self.at_peak: Counter[Held] = Counter()
+        self.peak = self._total = 0
+        self.phase, self.moment, self.peak_moment = Held.ENDS, "forward", "forward"
+        self.work = Work()
+        self._storages: dict[int, Storage] = {}
+        self._count = 0
+
+    def hold(self, tensors: Iterable[Tensor], held: Held) -> None:
+        """Count tensors that are there already, or say what known ones hold."""
+        for storage in (each for tensor in tensors for each in self._seen(tensor, held)):
+            if storage.held is not held:
+                self.live[storage.held] -= storage.num_bytes
+                self.live[held] += storage.num_bytes
+                storage.held = held
+
+    def storages(self, tensor: Tensor) -> list[Storage]:
+        """The storages of a tensor: one, or two of a sparse tensor."""
+        return self._seen(tensor, self.phase)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(output):
+            if isinstance(tensor, Tensor):
+                self._seen(tensor, self.phase)
+        self.work = self.work.plus(work_of(func, args, kwargs or {}, output))
+        return output
+
+    def _seen(self, tensor: Tensor, held: Held) -> list[Storage]:
+        return [self._storage(part, held) for part in _strided(tensor)]
+
+    def _storage(self, tensor: Tensor, held: Held) -> Storage:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        known = self._storages.get(key)
+        if known is not None:
+            return known
+        step = ROUND.get(tensor.device.type, 1)
+        self._count += 1
+        new = Storage(self._count, -(-storage.nbytes() // step) * step, held)
+        new.reference = weakref.ref(storage, self._forgetting(key, new))
+        self._storages[key] = new
+        self._total += new.num_bytes
+        self.live[held] += new.num_bytes
+        if self._total > self.peak:
+            self.peak, self.at_peak, self.peak_moment = self._total, self.live.copy(), self.moment
+        return new
+
+    def _forgetting(self, key: int, storage: Storage) -> Callable[[Any], None]:
+        def gone(_: Any) -> None:
+            self._total -= storage.num_bytes
+            self.live[storage.held] -= storage.num_bytes
+            self._storages.pop(key, None)
+
+        return gone
+
+
+def _strided(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold the values of `tensor`, which may be sparse."""
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    return (tensor,) if tensor.layout is torch.strided else ()

@@ -1,0 +1,206 @@
+"""The choice is the cheapest of all choices, sizes are read, and what does not fit says what would."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import normscope
+from normscope.anatomy import Anatomy
+from normscope.cli.main import run
+from normscope.errors import UsageError
+from normscope.planning import Held, in_words, parse_bytes, plan, recompute
+from normscope.planning.choosing import Moments, Option, cheapest, options_of
+from normscope.planning.stand_in import fake_stand_in, to_read
+from normscope.planning.step import Step, makes
+from normscope.planning.tracker import Tracker
+from normscope.planning.units import groups_of
+from normscope.planning.words import shortened
+from normscope.subjects.feed import tensors_in
+
+SPEC = "nn:decoder,depth=3,width=64,heads=2"
+
+
+def fits(moments: Moments, chosen: tuple[Option, ...], room: int) -> bool:
+    """Whether no moment takes more than `room`, written out."""
+    kept = moments.before
+    for option, gradients in zip(chosen, moments.gradients, strict=True):
+        if kept + option.again + gradients > room:
+            return False
+        kept += option.kept
+    return kept + moments.loss <= room
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_choice_is_the_cheapest_of_all(seed: int) -> None:
+    draw = random.Random(seed)
+    menus = tuple(
+        tuple(Option((), draw.randrange(90), draw.randrange(90), draw.randrange(50)) for _ in range(3))
+        for _ in range(5)
+    )
+    gradients = tuple(sorted((draw.randrange(80) for _ in menus), reverse=True))
+    moments = Moments(menus, gradients, draw.randrange(10), draw.randrange(60))
+    room = draw.randrange(100, 450)
+    chosen = cheapest(moments, room)
+    possible = [each for each in itertools.product(*menus) if fits(moments, each, room)]
+    if chosen is None:
+        assert not possible
+    else:
+        assert fits(moments, tuple(chosen), room)
+        assert sum(o.cost for o in chosen) == min(sum(o.cost for o in each) for each in possible)
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [("16GB", 16 * 10**9), ("24GiB", 24 * 2**30), ("1.5 mb", 1_500_000), ("500MB", 5 * 10**8), (4096, 4096)],
+)
+def test_sizes(given: str | int, count: int) -> None:
+    assert parse_bytes(given) == count
+
+
+@pytest.mark.parametrize("given", ["16XB", "", "-1GB", "GB", "0", "nan", "1e400GB", "16 G B", True])
+def test_what_is_no_size_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="expected a size such as 16GB, 500MB or 24GiB; write a number"):
+        parse_bytes(given)
+
+
+def test_sizes_in_words() -> None:
+    assert [in_words(n) for n in (0, 1023, 2048, 3 * 2**29)] == ["0 B", "1,023 B", "2.0 KiB", "1.5 GiB"]
+
+
+def test_less_memory_costs_more_time() -> None:
+    peak = plan(SPEC).peak
+    made = [plan(SPEC, int(share * peak)) for share in (1.0, 0.9, 0.8, 0.7)]
+    assert made[0].recompute == ()
+    assert made[0].peak == peak
+    times = [each.added_time for each in made]
+    assert times == sorted(times)
+    assert all(each.peak <= share * peak for each, share in zip(made, (1.0, 0.9, 0.8, 0.7), strict=True))
+
+
+def test_the_batch_that_an_error_names_fits_and_twice_as_many_do_not() -> None:
+    limit = plan(SPEC, batch_size=4).peak
+    with pytest.raises(UsageError, match="use --batch-size ") as caught:
+        plan(SPEC, limit, batch_size=16)
+    largest = int(caught.value.do.partition("--batch-size ")[2].partition(",")[0])
+    assert plan(SPEC, limit, batch_size=largest).peak <= limit
+    with pytest.raises(UsageError):
+        plan(SPEC, limit, batch_size=2 * largest)
+
+
+def test_the_least_memory_that_an_error_names_is_enough() -> None:
+    limit = plan(SPEC).peak // 2
+    with pytest.raises(UsageError) as caught:
+        plan(SPEC, limit)
+    least = caught.value.expected.removeprefix("at least ").partition(",")[0]
+    assert plan(SPEC, int(parse_bytes(least) * 1.01)).recompute
+
+
+def test_weights_alone_can_be_too_much() -> None:
+    with pytest.raises(UsageError, match=r"at any batch size: take an optimizer with less state than"):
+        plan(SPEC, "1MB")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimizer": "adamm"}, 'nearest name is "adam"'),
+        ({"precision": "int8"}, "float32 | bfloat16 | float16"),
+        ({"memory": "lots"}, "a size such as 16GB"),
+        ({"loss_fn": torch.mean}, "a module with its batch"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(SPEC, **options)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    made = plan(SPEC, optimizer=lambda model: torch.optim.RMSprop(model.parameters()))
+    assert made.optimizer == "<lambda>"
+    assert made.peak > plan(SPEC, optimizer=lambda model: torch.optim.SGD(model.parameters())).peak
+
+
+def test_a_plan_is_applied_and_undone() -> None:
+    subject = normscope.load(SPEC)
+    made = normscope.plan(subject, int(0.8 * normscope.plan(subject).peak))
+    kinds = [type(m) for m in subject.model.modules()]
+    with made.apply(subject.model) as applied:
+        assert applied.paths == made.recompute
+        assert [type(m) for m in subject.model.modules()] != kinds
+    assert [type(m) for m in subject.model.modules()] == kinds
+
+
+def test_without_an_anatomy_the_items_of_the_longest_list_are_blocks() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+    groups = groups_of(model, Anatomy(()))
+    assert [group.block.path for group in groups] == ["1.0", "1.1", "1.2"]
+
+
+def test_paths_in_a_row_are_one() -> None:
+    assert shortened(["h.0", "h.1", "h.2", "h.4", "h.1.mlp", "top"]) == ["h.0–2", "h.4", "h.1.mlp", "top"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.json"
+    assert run(["plan", SPEC, "--memory", "6MB", "-o", str(target)]) == 0
+    read = json.loads(target.read_text())
+    assert read["after"]["peak"] <= 6_000_000
+    assert run(["plan", SPEC, "--memory", "6MB"]) == 0
+    shown = capsys.readouterr().out
+    assert "after the blocks: logits and loss" in shown
+    assert "Not included: memory of the framework" in shown
+    assert run(["plan", SPEC, "--memory", "100KB"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "in 100KB" in error
+
+
+def live_after_forward(step: Step) -> int:
+    """Bytes of activations that are alive when the forward pass has ended."""
+    tracker = Tracker()
+    before = [
+        *step.subject.model.parameters(),
+        *step.subject.model.buffers(),
+        *tensors_in(step.subject.batch),
+    ]
+    tracker.hold(before, Held.PARAMETERS)
+    with tracker:
+        loss = step._loss()
+    assert loss.requires_grad
+    return tracker.live[Held.ENDS]
+
+
+_HF = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4,intermediate_size=128,vocab_size=300"
+KEEPING = (
+    "nn:decoder,depth=2,width=64,heads=2",
+    "nn:decoder,scheme=post,depth=2,width=64,heads=2,dropout=0.1",
+    "hf:gpt2,n_layer=2,n_embd=64,n_head=2,vocab_size=300",
+    f"hf:llama,{_HF},num_key_value_heads=2",
+    f"hf:bert,{_HF}",
+)
+STATE = 6000
+"""Bytes of the random generator's state, which each recomputed module keeps."""
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+def test_an_option_keeps_what_it_says(spec: str) -> None:
+    subject = normscope.load(spec, batch_size=8, seq_len=64, fake=True)
+    with fake_stand_in(subject):
+        groups = groups_of(subject.model, normscope.read_anatomy(to_read(subject)))
+        step = Step(subject, makes("sgd"), "float32")
+        saved = step.record(groups)
+        as_is = live_after_forward(step)
+        for group in groups:
+            nothing, *options = options_of(group, saved)
+            assert options
+            for option in options:
+                with recompute(subject.model, [unit.path for unit in option.units]):
+                    freed = as_is - live_after_forward(step)
+                said = nothing.kept - option.kept
+                assert freed == pytest.approx(said, abs=STATE * len(option.units)), option.units

@@ -1,0 +1,120 @@
+"""Predicted peaks are those of the CPU's allocator, and of PyTorch's own tracker."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from benchmarks.plan import Case, measured_peak, planned, subject_of
+from normscope.planning import Held, plan
+from normscope.planning.stand_in import fake_stand_in
+from normscope.planning.step import Step, makes
+from normscope.subjects import load
+
+_LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2"
+CASES = (
+    Case("nn:decoder,depth=4,width=64,heads=2", "adamw", 0.7),
+    Case("nn:decoder,scheme=post,depth=3,width=64,heads=2,dropout=0.1", "sgd", 0.7),
+    Case("nn:encoder-decoder,depth=2,width=64,heads=2", "muon", 0.8),
+    Case("nn:decoder,depth=4,width=64,heads=2", "adam", 0.8, precision="bfloat16"),
+    Case("hf:gpt2,n_layer=3,n_embd=64,n_head=2,vocab_size=300", "adafactor", 0.7),
+    Case(f"{_LLAMA},intermediate_size=128,vocab_size=300", "adamw", 0.75),
+    Case("torch.nn.TransformerEncoder", "adamw", 0.8, 4, 64),
+)
+WITHIN = 0.03
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model.partition(',')[0]}-{case.optimizer}")
+def test_the_predicted_peak_is_the_allocators(case: Case) -> None:
+    options = {"optimizer": case.optimizer, "precision": case.precision}
+    as_is = planned(case, None, options)
+    assert as_is.tensors == "fake"
+    assert case.share is not None
+    limit = int(case.share * as_is.before.peak)
+    made = planned(case, limit, options)
+    assert made.peak <= limit
+    assert made.recompute
+    subject = subject_of(case)
+    for paths, predicted in (((), as_is.peak), (made.recompute, made.peak)):
+        seen = measured_peak(subject, case, paths)
+        assert predicted == pytest.approx(seen, rel=WITHIN)
+    assert made.added_flops > 0
+
+
+def test_the_peak_is_that_of_pytorchs_tracker() -> None:
+    subject = load("nn:decoder,depth=3,width=64,heads=2", fake=True)
+    with fake_stand_in(subject):
+        step = Step(subject, makes("adamw"), "float32")
+        step.record(())
+        ours = step.measure().peak
+        tracker = MemTracker()
+        tracker.track_external(subject.model, *step.optimizers, *subject.batch.values())  # type: ignore[union-attr]
+        with tracker:
+            subject.loss().backward()
+            step.optimizers[0].step()
+    (theirs,) = (snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon", "adafactor"])
+def test_the_state_is_that_of_a_real_optimizer(optimizer: str) -> None:
+    spec = "nn:decoder,depth=2,width=32,heads=2"
+    subject = load(spec)
+    (*made,) = makes(optimizer)(subject.model)
+    subject.loss().backward()
+    for each in made:
+        each.step()
+    values = [v for each in made for state in each.state.values() for v in state.values()]
+    held = sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+    stays = plan(spec, optimizer=optimizer).before.stays
+    assert stays[Held.OPTIMIZER] == held
+    assert stays[Held.PARAMETERS] == sum(p.numel() * p.element_size() for p in subject.model.parameters())
+
+
+def test_tied_weights_count_once() -> None:
+    tied, untied = (
+        plan(f"nn:decoder,depth=1,width=32,heads=2,vocab=999,tie={tie}") for tie in ("true", "false")
+    )
+    difference = untied.before.stays[Held.PARAMETERS] - tied.before.stays[Held.PARAMETERS]
+    assert difference == 999 * 32 * 4
+
+
+def test_half_precision_halves_the_activations() -> None:
+    whole, half = (plan("nn:decoder,depth=2,width=64,heads=2", dtype=d) for d in (None, torch.bfloat16))
+    assert half.before.stays[Held.PARAMETERS] == whole.before.stays[Held.PARAMETERS] / 2
+    assert sum(r.saved for r in half.rows) < 0.7 * sum(r.saved for r in whole.rows)
+
+
+def test_a_model_of_any_size_is_planned_without_memory_for_it() -> None:
+    spec = "nn:decoder,depth=8,width=16384,heads=16"
+    as_is = plan(spec, batch_size=16, seq_len=2048)
+    assert as_is.before.stays[Held.PARAMETERS] > 90 * 2**30
+    made = plan(spec, as_is.peak - 4 * 2**30, batch_size=16, seq_len=2048)
+    assert made.recompute
+    assert made.peak <= as_is.peak - 4 * 2**30
+
+
+class Asks(nn.Module):
+    """A model whose forward reads a value, which fake tensors lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x_BD = x_BD + block(x_BD).relu() if float(x_BD.detach().abs().sum()) > 0 else x_BD
+        return x_BD
+
+
+def test_a_model_that_reads_values_is_run_and_left_as_it_was() -> None:
+    model = Asks()
+    before = copy.deepcopy(model.state_dict())
+    made = plan(model, batch=torch.randn(64, 16), optimizer="sgd")
+    assert made.tensors == "real"
+    assert any("fake tensors cannot run this model" in note for note in made.notes)
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
