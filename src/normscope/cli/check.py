@@ -49,7 +49,7 @@ Ignore = Annotated[
         autocompletion=complete_codes,
     ),
 ]
-OF_CHECK = ("steps", "try_remedies", "budget", "seed", "select", "ignore")
+OF_CHECK = ("steps", "try_remedies", "budget", "quantise", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
 OF_RECIPE = (
     *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
@@ -146,6 +146,14 @@ def command(
             help="Jacobian analysis: fast (seconds), standard (a few training steps), deep (minutes)."
         ),
     ] = options.Budget.STANDARD,
+    quantise: Annotated[
+        str,
+        option(
+            "Also round weights, stream, norms and branches to these formats, place by place: int8, int4, fp8, or "
+            "several with commas. Needs the extra quantise (torchao).",
+            metavar="FORMATS",
+        ),
+    ] = "",
     batch_size: options.BatchSize = 4,
     seq_len: options.SeqLen = 64,
     text: options.Text = None,
@@ -212,8 +220,10 @@ def command(
         raise UsageError(given, "one MODEL", "write -- before the command of a training script")
 
     import normscope
+    from normscope.probes.quantisation import formats_to_round
     from normscope.subjects import load
 
+    formats_to_round(quantise)  # refused before the model is loaded
     rungs = None if rates is None else _rates(rates)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
