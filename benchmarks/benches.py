@@ -9,6 +9,7 @@ from benchmarks.forecast import bench_forecast
 from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
 from benchmarks.process import Row
+from benchmarks.quantisation import bench_quantisation
 from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
 from benchmarks.slopes import bench_slopes
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "forecast": bench_forecast,
     "monitor": bench_monitor,
     "nn": bench_nn,
+    "quantisation": bench_quantisation,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,
     "slopes": bench_slopes,

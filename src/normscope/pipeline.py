@@ -42,6 +42,7 @@ from normscope.probes import (
     not_measured,
     settled_batch_norms,
 )
+from normscope.probes.quantisation import formats_to_round
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
@@ -186,8 +187,8 @@ def check(
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
-        quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or several
-            ("int8,fp8"); needs the extra `quantise` (torchao).
+        quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
+            several ("int8,fp8"); needs the extra `quantise` (torchao).
         seed: seed of the batches and of dropout.
         batch_size, seq_len, text: sequences per batch, tokens per sequence, and text of the input that is
             made if `batch` is None.

@@ -59,8 +59,8 @@ class _Replacer(TorchDispatchMode):
 def replace(model: nn.Module, run: Callable[[], T], changes: Mapping[Site, Change]) -> tuple[T, set[Site]]:
     """Run `run()` once, without grad, and return its result and the sites whose tensors were replaced.
 
-    Everything that reads the tensor later reads the new one. Call it inside `measuring(model)`: sites name the
-    ops of that state. A site must be an output of its op.
+    Everything that reads the tensor later reads the new one. Call it inside `measuring(model)`: sites name
+    the ops of that state. A site must be an output of its op.
     """
     replacer = _Replacer(model, changes)
     with replacer.calls.watching(), torch.no_grad(), replacer:

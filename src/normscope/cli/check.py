@@ -62,7 +62,7 @@ RECIPE = "Recipe of the intended run"
 OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
 """Options that change nothing in the report."""
 OF_SCRIPT = {"model", "steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "module"}
-OF_SCRIPT |= {*OF_SHOWING}
+OF_SCRIPT |= {"quantise", *OF_SHOWING}
 """Parameters that the check of a script takes; the script sets the others."""
 
 
@@ -149,8 +149,8 @@ def command(
     quantise: Annotated[
         str,
         option(
-            "Also round weights, stream, norms and branches to these formats, place by place: int8, int4, fp8, or "
-            "several with commas. Needs the extra quantise (torchao).",
+            "Also round weights, stream, norms and branches, place by place, to int8, int4, fp8 or several "
+            "(int8,fp8). Needs the extra quantise (torchao).",
             metavar="FORMATS",
         ),
     ] = "",
@@ -245,6 +245,7 @@ def command(
 def _of_script(context: typer.Context, format: Format) -> int:
     """The check of a training script; see `command`."""
     from normscope.cli.script import check_script
+    from normscope.probes.quantisation import formats_to_round
 
     given, words = context.params, context.meta[SCRIPT]
     for parameter in context.command.params:
@@ -258,7 +259,18 @@ def _of_script(context: typer.Context, format: Format) -> int:
     if given["steps"] == 0:
         raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
     rates = [] if given["rates"] is None else _rates(given["rates"])
-    names = ("steps", "forecast", "try_remedies", "budget", "select", "ignore", "module", "traceback")
+    formats_to_round(given["quantise"])  # refused before the script starts
+    names = (
+        "steps",
+        "forecast",
+        "try_remedies",
+        "budget",
+        "quantise",
+        "select",
+        "ignore",
+        "module",
+        "traceback",
+    )
     settings = {name: given[name] for name in names}
     outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
     if outcome.report is not None:

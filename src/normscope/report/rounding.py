@@ -15,8 +15,8 @@ from normscope.rules import figure
 
 MOST_RANKS = 3
 """Places of each ranking that are shown."""
-HEAD = ("rounded alone", "place", "SQNR, dB", "output changes", "loss changes")
-ABOUT = "Each place is rounded alone by torchao, the most harmful first. Nothing else is rounded."
+HEAD = ("rounded alone", "place", "SQNR, dB", "output", "loss")
+ABOUT = "Each place is rounded alone, the most harmful first; nothing else is rounded."
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rounding_table(measurements: Measurements, width: int) -> Table | None:
     rows = [row.cells for row in first_ranked(measurements)]
     if not rows:
         return None
-    room = max(16, width - 60)
+    room = max(16, width - 50)
     table = figure_table(*HEAD, figures=HEAD[2:])
     shown = ""
     for rounding, place, *figures in rows:
@@ -79,7 +79,7 @@ def rounding_in_words(measurements: Measurements) -> Iterator[tuple[str, str]]:
     names = {row.quantity for row in measurements}
     if "quantisation/all" in names or not any(name.startswith("quantisation/") for name in names):
         return
-    yield "outliers", outliers_in_words(measurements)
+    yield "outlier", outliers_in_words(measurements)
     for format in FORMATS:
         if words := placement_in_words(measurements, f"{format}-tensor"):
             yield format, words
@@ -130,7 +130,5 @@ def placement_in_words(measurements: Measurements, name: str) -> str:
     if not gains:
         return words
     spread = f"{min(gains):+.1f} … {max(gains):+.1f}"
-    return (
-        f"{words}; a norm's output has {statistics.median(gains):+.1f} dB more SQNR than its input (median; {spread}), "
-        "an estimate of what storing normed values would change"
-    )
+    words += f"; the SQNR of a norm's output is {statistics.median(gains):+.1f} dB against its input's"
+    return f"{words} (median; {spread}), an estimate of what storing normed values would change"

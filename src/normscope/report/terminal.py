@@ -120,7 +120,7 @@ def _rounded(report: Report, width: int) -> Iterator[RenderableType]:
     if table is not None:
         yield from (Text(""), table, Text(""))
     for label, words in rounding_in_words(report.measurements):
-        yield labelled(label, words, 9)
+        yield labelled(label, words)
 
 
 def _tried(report: Report) -> Iterator[RenderableType]:

@@ -1,8 +1,8 @@
 """Effect of rounding to int8, int4 or fp8 on the model, place by place. Opt-in; nothing is trained.
 
 A place is the weights of a branch's matmuls, the stream at a block's entry or exit, the output of a norm, or
-the term that a branch adds (the parts "weights", "stream", "norm", "branch"). At each place, with x its tensor,
-Q(x) the rounded one, y the model's output and y' the output with this place alone rounded:
+the term that a branch adds (the parts "weights", "stream", "norm", "branch"). At each place, with x its
+tensor, Q(x) the rounded one, y the model's output and y' the output with this place alone rounded:
 
     quantisation/<part>-<format>-<granularity>-sqnr   10 log10(Σx² / Σ(Q(x) − x)²), dB
     …-estimate     first-order estimate of ‖y' − y‖/‖y‖, see `estimate`

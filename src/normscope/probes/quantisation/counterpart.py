@@ -1,7 +1,7 @@
-"""Counterpart of a model: the same config, seed and weights with the norms of the other placement, pre or post.
+"""Counterpart of a model: the same config and weights with the norms of the other placement, pre or post.
 
-It is built for the models of `normscope.nn`. Of any other model, the gain of each norm in dB (see `ratios`) is
-what can be measured: it compares a stored stream before and after its norm, in the placement as it is.
+It is built for the models of `normscope.nn`. Of any other model, the gain of each norm in dB (see `ratios`)
+is what can be measured: it compares a stored stream before and after its norm, in the placement as it is.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ MAGNITUDE, LAYERS, TOKENS = 6.0, 0.25, 0.06
 
 
 def outlier_channels(x: Tensor) -> tuple[list[int], float | None]:
-    """Channels of x (…, d) by the ratio rule, and the largest ratio; None where the median channel is zero."""
+    """Channels of x (…, d) by the ratio rule, and the largest ratio; None where the median one is zero."""
     peaks = x.detach().abs().reshape(-1, x.shape[-1]).amax(0).double()
     middle = float(peaks.quantile(0.5))
     channels = (peaks >= RATIO * middle) & (peaks > 0)

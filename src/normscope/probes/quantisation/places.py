@@ -1,4 +1,4 @@
-"""Places that can be rounded: the weights of a branch, and tensors of the stream, of norms and of branches."""
+"""Places that can be rounded: weights of a branch, and tensors of the stream, of norms and of branches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

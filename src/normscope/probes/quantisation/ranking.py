@@ -1,7 +1,7 @@
 """Rank places by the harm of rounding each alone.
 
-The first-order estimate orders all places. The first few of that order are then rounded, one forward each, and
-ordered among themselves by the measured harm.
+The first-order estimate orders all places. The first few of that order are then rounded, one forward each,
+and ordered among themselves by the measured harm.
 """
 
 from collections.abc import Callable, Sequence

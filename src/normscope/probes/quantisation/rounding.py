@@ -3,8 +3,8 @@
     int8, int4  q = clamp(round(x/s), −n, n), n = 127 or 7, s = max |x| / n; the result is s·q
     fp8         s = max |x| / 448, x/s cast to float8_e4m3fn; the result is s times that
 
-The scale s is symmetric and computed from the tensor itself, one for the tensor or one for each channel. torchao
-computes in float32; the result has the tensor's dtype.
+The scale s is symmetric and computed from the tensor itself, one for the tensor or one for each channel.
+torchao computes in float32; the result has the tensor's dtype.
 """
 
 import functools
