@@ -3,12 +3,12 @@
     python -m benchmarks.quantisation            # prints a line for each model, then the table
 
 Twelve models of small size, trained for 100 steps of AdamW on byte text, so that their weights have
-structure. The probe ranks the places of each for three formats and two granularities on its fixed batch: 72
-rankings. The truth is dense: each place is rounded alone in one forward, on 4 other batches, and its harm is
-the mean of ‖y' − y‖/‖y‖ over them. The rule of the ranking was set on other models: `DEVELOPED_ON`.
+structure. The probe ranks the places of each for three formats and two granularities on its fixed batch of 4
+sequences: 72 rankings. The truth is dense: each place is rounded alone in one forward, on 16 other sequences,
+and its harm is ‖y' − y‖/‖y‖ there. The rule of the ranking was set on other models: `DEVELOPED_ON`.
 
-A second truth on 4 further batches says how often the truth itself names the same place twice. Ranking by the
-lowest SQNR alone stands beside the probe.
+A second truth on 16 further sequences says how often the truth itself names the same place twice. Ranking by
+the lowest SQNR alone stands beside the probe.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from normscope.probes.quantisation import FORMATS, GRANULARITIES, PARTS, Roundin
 from normscope.probes.quantisation.harm import harm, see
 from normscope.probes.quantisation.look import Look, once
 from normscope.probes.quantisation.places import Place
-from normscope.subjects import Subject, load
+from normscope.subjects import Batch, Subject, load
 from normscope.train import Recipe
 
 _SMALL = "num_hidden_layers=4,hidden_size=64,num_attention_heads=4,intermediate_size=192,vocab_size=256"
@@ -42,12 +42,12 @@ DEVELOPED_ON = (
 )
 """Models on which the rule was set, before the others were measured."""
 MODELS: Mapping[str, Callable[[nn.Module], nn.Module] | None] = {
-    "nn:decoder,scheme=pre,depth=8,width=64,heads=4": None,
-    "nn:decoder,scheme=pre,depth=6,width=64,heads=2": planted,  # two channels of each norm × 30
-    "nn:decoder,scheme=post,depth=6,width=64,heads=4": None,
-    "nn:decoder,scheme=peri,depth=6,width=48,heads=4": None,
-    "nn:decoder,scheme=deepnorm,depth=8,width=48,heads=4": None,
-    "nn:encoder,scheme=pre,depth=6,width=64,heads=4": None,
+    "nn:decoder,scheme=pre,depth=6,width=64,heads=4": None,
+    "nn:decoder,scheme=pre,depth=4,width=64,heads=2": planted,  # two channels of each norm × 30
+    "nn:decoder,scheme=post,depth=4,width=64,heads=4": None,
+    "nn:decoder,scheme=peri,depth=4,width=48,heads=4": None,
+    "nn:decoder,scheme=deepnorm,depth=6,width=48,heads=4": None,
+    "nn:encoder,scheme=pre,depth=4,width=64,heads=4": None,
     "nn:encoder-decoder,scheme=pre,depth=3,width=48,heads=4": None,
     f"hf:llama,{_SMALL}": None,
     f"hf:gpt_neox,{_SMALL}": None,
@@ -57,8 +57,10 @@ MODELS: Mapping[str, Callable[[nn.Module], nn.Module] | None] = {
     f"hf:roberta,{_SMALL}": None,
 }
 """The held-out models, each with a change after its training."""
-STEPS, RATE, TOKENS, BATCHES, FIRST = 100, 1e-3, 32, 4, 1000
-"""Training steps and learning rate; tokens of a sequence; batches of a truth, and the index of its first."""
+STEPS, RATE, TOKENS = 100, 1e-3, 32
+"""Training steps, learning rate, and tokens of a sequence."""
+SEQUENCES, FIRST = 16, 1000
+"""Sequences of a truth, and the index of its batch among those of a subject with batches of that size."""
 NEAR = 0.95
 """Share of the worst harm from which a place counts as near the worst."""
 
@@ -99,28 +101,26 @@ def trained(spec: str) -> Subject:
     return subject
 
 
-def outcomes(subject: Subject) -> Iterator[tuple[Rounding, Outcome]]:
-    """Each ranking of the probe against the truth."""
+def outcomes(subject: Subject, batches: Sequence[Batch]) -> Iterator[tuple[Rounding, Outcome]]:
+    """Each ranking of the probe against the truth on the first batch; the second truth is that on the other."""
     anatomy = read_anatomy(subject)
     found = Measurements(measure_quantisation(subject, anatomy))
     look = Look.at(subject, anatomy)
     places = once(look.fit)
     for format, granularity in itertools.product(FORMATS, GRANULARITIES):
         rounding = Rounding(format, granularity)
-        truth, again = (true_harms(look, places, rounding, FIRST + k * BATCHES) for k in (0, 1))
+        truth, again = (true_harms(look, places, rounding, batch) for batch in batches)
         ranks, ratios = (_by_place(found, places, rounding, stat) for stat in ("rank", "sqnr"))
         yield rounding, compared(truth, again, ranks, ratios)
 
 
-def true_harms(look: Look, places: Sequence[Place], rounding: Rounding, start: int) -> Harms:
-    """Harm of rounding each place alone, the mean over batches that the probe has not seen."""
-    harms: Harms = {place.key: 0.0 for place in places}
-    for batch in itertools.islice(look.subject.batches(start=start), BATCHES):
-        before = see(look.subject, look.parameters, batch=batch)
-        for place in places:
-            after = see(look.subject, look.parameters, [place], rounding, batch)
-            harms[place.key] += harm(before, after).change / BATCHES
-    return harms
+def true_harms(look: Look, places: Sequence[Place], rounding: Rounding, batch: Batch) -> Harms:
+    """Harm of rounding each place alone, on a batch that the probe has not seen."""
+    before = see(look.subject, look.parameters, batch=batch)
+    return {
+        place.key: harm(before, see(look.subject, look.parameters, [place], rounding, batch)).change
+        for place in places
+    }
 
 
 def _by_place(found: Measurements, places: Sequence[Place], rounding: Rounding, stat: str) -> Harms:
@@ -149,7 +149,8 @@ def bench_quantisation(specs: Sequence[str] = tuple(MODELS)) -> list[Row]:
     for spec in specs:
         start = time.perf_counter()
         subject = trained(spec)
-        for rounding, outcome in outcomes(subject):
+        batches = load(spec, seed=0, seq_len=TOKENS, batch_size=SEQUENCES).batches(start=FIRST)
+        for rounding, outcome in outcomes(subject, list(itertools.islice(batches, 2))):
             by_rounding.setdefault(rounding.name, []).append(outcome)
             print(f"{spec}  {rounding.name}  {outcome}", file=sys.stderr, flush=True)
         print(f"{spec}  {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)

@@ -41,31 +41,34 @@ def rounded(tensor: Tensor, rounding: Rounding, axis: int = -1) -> Tensor:
 
     A tensor of zeros stays as it is. Values must be finite, also in float32.
     """
-    x = tensor.detach().to(torch.float32).contiguous()
+    x = tensor.detach().to(torch.float32)
     if x.numel() == 0:
         return tensor.detach()
-    block = list(x.shape)
-    if rounding.granularity == "channel" and block:
-        block[axis] = 1
-    flat = x.reshape(1) if not block else x
-    block = block or [1]
-    result = _float8(flat, block) if rounding.format == "fp8" else _integers(flat, block, rounding.format)
-    return result.reshape(tensor.shape).to(tensor.dtype)
+    moved = x.movedim(axis, 0) if rounding.granularity == "channel" and x.ndim else x.unsqueeze(0)
+    rows = moved.reshape(len(moved), -1).contiguous()
+    if rows.shape[1] == 1:  # torchao takes one scale for all rows of one value
+        rows = rows.repeat(1, 2)
+    result = _float8(rows) if rounding.format == "fp8" else _integers(rows, rounding.format)
+    result = result[:, : moved[0].numel()].reshape(moved.shape)
+    restored = result.movedim(0, axis) if moved.ndim == x.ndim else result.squeeze(0)
+    return restored.to(tensor.dtype)
 
 
-def _integers(x: Tensor, block: list[int], format: str) -> Tensor:
-    ao, top = primitives(), LARGEST_CODE[format]
+def _integers(rows: Tensor, format: str) -> Tensor:
+    """Rows (scales, values of one scale), rounded to symmetric integers."""
+    ao, top, block = primitives(), LARGEST_CODE[format], [1, rows.shape[1]]
     mapping = ao.MappingType.SYMMETRIC
-    scale, zero = ao.choose_qparams_affine(x, mapping, block, torch.int8, -top, top, eps=_TINY)
-    codes = ao.quantize_affine(x, block, scale, zero, torch.int8, -top, top)
+    scale, zero = ao.choose_qparams_affine(rows, mapping, block, torch.int8, -top, top, eps=_TINY)
+    codes = ao.quantize_affine(rows, block, scale, zero, torch.int8, -top, top)
     return ao.dequantize_affine(codes, block, scale, zero, torch.int8, -top, top)
 
 
-def _float8(x: Tensor, block: list[int]) -> Tensor:
+def _float8(rows: Tensor) -> Tensor:
+    """Rows (scales, values of one scale), rounded to e4m3fn."""
     ao = primitives()
     # A lower bound on max |x|: torchao divides by the scale, which is zero for a tensor of zeros.
-    scale = ao._choose_scale_float8(x, block, hp_value_lb=_TINY * _FP8_MAX)
-    return ao._dequantize_affine_float8(ao._quantize_affine_float8(x, scale), scale)
+    scale = ao._choose_scale_float8(rows, [1, rows.shape[1]], hp_value_lb=_TINY * _FP8_MAX)
+    return ao._dequantize_affine_float8(ao._quantize_affine_float8(rows, scale), scale)
 
 
 @functools.cache
