@@ -102,7 +102,7 @@ def trained(spec: str) -> Subject:
 
 
 def outcomes(subject: Subject, batches: Sequence[Batch]) -> Iterator[tuple[Rounding, Outcome]]:
-    """Each ranking of the probe against the truth on the first batch; the second truth is that on the other."""
+    """Each ranking of the probe against the truth on the first batch; the second one is on the other."""
     anatomy = read_anatomy(subject)
     found = Measurements(measure_quantisation(subject, anatomy))
     look = Look.at(subject, anatomy)

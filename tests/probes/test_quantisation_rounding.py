@@ -14,7 +14,6 @@ from torch import Tensor
 from normscope.errors import UsageError
 from normscope.probes.quantisation import FORMATS, GRANULARITIES, Rounding, formats_to_round, rounded
 from normscope.probes.quantisation.look import sqnr
-from normscope.probes.quantisation.rounding import primitives
 
 ROUNDINGS = [Rounding(format, granularity) for format in FORMATS for granularity in GRANULARITIES]
 TOP = {"int8": 127, "int4": 7, "fp8": 448}
@@ -152,14 +151,6 @@ def test_formats_are_parsed() -> None:
             formats_to_round(given)
 
 
-@pytest.fixture
-def _fresh() -> Iterator[None]:
-    primitives.cache_clear()
-    yield
-    primitives.cache_clear()
-
-
-@pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize(
     ("raised", "words"),
     [
@@ -182,7 +173,6 @@ def test_without_torchao_the_error_says_what_to_install(
     assert str(caught.value).endswith('install it with: pip install "normscope[quantise]".')
 
 
-@pytest.mark.usefixtures("_fresh")
 def test_a_version_without_the_primitives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", lambda name: object())
     with pytest.raises(UsageError, match=r"expected torchao 0\.15 or newer"):

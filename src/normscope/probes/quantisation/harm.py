@@ -1,8 +1,7 @@
 """Harm of rounding: one forward with some places rounded, compared with the forward as it is."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,9 @@ def see(
         loss = None if subject.loss_fn is None else float(subject.loss_fn(output, batch))
         return output_of(output).detach(), loss
 
-    with untouched(model), measuring(model), _rounded_weights(parameters, places, rounding):
+    with untouched(model), measuring(model):
+        if rounding is not None:
+            _round_weights(parameters, places, rounding)
         (output, loss), replaced = replace(model, run, changes)
     if missing := changes.keys() - replaced:
         raise LookupError(
@@ -91,21 +92,10 @@ def see(
     return Seen(output, loss)
 
 
-@contextmanager
-def _rounded_weights(
-    parameters: Mapping[str, Tensor], places: Sequence[Place], rounding: Rounding | None
-) -> Iterator[None]:
-    """Swap the storage of the places' parameters, and put their own back."""
-    axes = {name: axis for place in places for name, axis in place.weights}
-    kept = {name: parameters[name].data for name in axes}
-    try:
-        if rounding is not None:
-            for name, axis in axes.items():
-                parameters[name].data = rounded(kept[name], rounding, axis)
-        yield
-    finally:
-        for name, data in kept.items():
-            parameters[name].data = data
+def _round_weights(parameters: Mapping[str, Tensor], places: Sequence[Place], rounding: Rounding) -> None:
+    """Give the places' parameters other storage; `untouched` puts their own back."""
+    for name, axis in (weight for place in places for weight in place.weights):
+        parameters[name].data = rounded(parameters[name], rounding, axis)
 
 
 def harm(before: Seen, after: Seen) -> Harm:

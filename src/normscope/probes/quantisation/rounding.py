@@ -7,7 +7,6 @@ The scale s is symmetric and computed from the tensor itself, one for the tensor
 torchao computes in float32; the result has the tensor's dtype.
 """
 
-import functools
 import importlib
 import logging
 from dataclasses import dataclass
@@ -71,7 +70,6 @@ def _float8(rows: Tensor) -> Tensor:
     return ao._dequantize_affine_float8(ao._quantize_affine_float8(rows, scale), scale)
 
 
-@functools.cache
 def primitives() -> Any:
     """torchao's module of primitives; imported only where it is needed.
 
