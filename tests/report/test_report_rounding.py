@@ -83,8 +83,8 @@ def test_the_other_placement_is_measured_or_estimated() -> None:
     ]
     rows = [Measurement(whole, "", 0.02), *gains]
     assert placement_in_words(Measurements(rows), "int8-tensor") == (
-        "the whole stream, int8 per tensor: the output changes by 2 %; the SQNR of a norm's output is -0.5 dB "
-        "against its input's (median; -2.0 … +1.0), an estimate of what storing normed values would change"
+        "the whole stream, int8 per tensor: the output changes by 2 %; the SQNR of a norm's output is -0.5 "
+        "dB against its input's (median; -2.0 … +1.0), an estimate of what storing normed values would change"
     )
     counterpart = Measurement(
         other, "", 0.01, how="exact; the same model with scheme post, same config and weights"

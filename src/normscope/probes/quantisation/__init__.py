@@ -44,6 +44,7 @@ __all__ = [
     "Rounding",
     "formats_to_round",
     "measure_quantisation",
+    "parse_formats",
     "rounded",
 ]
 

@@ -7,10 +7,11 @@ is what can be measured: it compares a stored stream before and after its norm, 
 import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from normscope.anatomy import read_anatomy
 from normscope.nn.drawn import is_trained
-from normscope.nn.models import MODELS, bare
+from normscope.nn.models import Model, bare
 from normscope.nn.swap import SwapWarning, swap
 from normscope.probes.measurement import EXACT, Measurement, not_measured
 from normscope.probes.quantisation.look import Look
@@ -27,8 +28,8 @@ NONE = "only an nn: model with scheme pre or post has a counterpart; norm-…-ga
 
 def counterpart(subject: Subject) -> tuple[Subject, str] | None:
     """The subject with its norms moved, and how it was made; None where it has no counterpart."""
-    model = bare(subject.model)
-    if not isinstance(model, tuple(MODELS.values())) or model.config.scheme not in OTHER:
+    model = bare(cast(Model, subject.model))
+    if not isinstance(model, Model) or model.config.scheme not in OTHER:
         return None
     scheme = OTHER[model.config.scheme]
     with warnings.catch_warnings():

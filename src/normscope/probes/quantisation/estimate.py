@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from normscope.anatomy import capture, measuring
+from normscope.anatomy import Site, capture, measuring
 from normscope.probes.objective import everything_requires_grad
 from normscope.probes.quantisation.harm import DRAWS, output_of
 from normscope.probes.quantisation.places import Place
@@ -65,14 +65,14 @@ def estimates(
 
 
 def _tensors(
-    places: Sequence[Place], captured: Mapping[object, Tensor], parameters: Mapping[str, Tensor]
+    places: Sequence[Place], captured: Mapping[Site, Tensor], parameters: Mapping[str, Tensor]
 ) -> list[tuple[object, Tensor, int]]:
     """Key, tensor and axis of channels of each tensor that has a gradient, each tensor once."""
     held = {}
     for place in places:
         for name, axis in place.weights:
             held[place.key, name] = (place.key, parameters[name], axis)
-        tensor = captured.get(place.where)
+        tensor = None if place.where is None else captured.get(place.where)
         if tensor is not None and tensor.requires_grad:
             held[place.key, ""] = (place.key, tensor, -1)
     return list(held.values())
