@@ -8,7 +8,8 @@ sequences: 72 rankings. The truth is dense: each place is rounded alone in one f
 and its harm is ‖y' − y‖/‖y‖ there. The rule of the ranking was set on other models: `DEVELOPED_ON`.
 
 A second truth on 16 further sequences says how often the truth itself names the same place twice. Ranking by
-the lowest SQNR alone stands beside the probe.
+the lowest SQNR alone stands beside the probe. The output of the last stack is often the worst place, because
+the head reads it; so the rankings are also compared without the outputs of stacks.
 """
 
 import itertools
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scipy.stats import spearmanr
 from torch import nn
 
 from benchmarks.process import Row, row
@@ -77,7 +79,10 @@ class Outcome:
         share: its true harm over the worst one.
         back: rank of the truly worst place in the probe's ranking.
         by_sqnr, sqnr_share: true rank and share of the place with the lowest SQNR.
-        again: rank in the truth of the place that a second truth, on other batches, has first.
+        again: rank in the truth of the place that a second truth, on other sequences, has first.
+        by_end: whether the output of the last stack, which the head reads, is the truly worst place.
+        inner, inner_share: true rank and share of the probe's first place, both without the stacks' outputs.
+        correlation: Spearman's, between the probe's ranks and the true harms.
     """
 
     rank: int
@@ -86,6 +91,10 @@ class Outcome:
     by_sqnr: int
     sqnr_share: float
     again: int
+    by_end: bool
+    inner: int
+    inner_share: float
+    correlation: float
 
 
 def trained(spec: str) -> Subject:
@@ -111,7 +120,7 @@ def outcomes(subject: Subject, batches: Sequence[Batch]) -> Iterator[tuple[Round
         rounding = Rounding(format, granularity)
         truth, again = (true_harms(look, places, rounding, batch) for batch in batches)
         ranks, ratios = (_by_place(found, places, rounding, stat) for stat in ("rank", "sqnr"))
-        yield rounding, compared(truth, again, ranks, ratios)
+        yield rounding, compared(truth, again, ranks, ratios, [stack.hidden for stack in anatomy.stacks])
 
 
 def true_harms(look: Look, places: Sequence[Place], rounding: Rounding, batch: Batch) -> Harms:
@@ -128,11 +137,13 @@ def _by_place(found: Measurements, places: Sequence[Place], rounding: Rounding, 
     return {place.key: rows[place.part][place.site] for place in places}
 
 
-def compared(truth: Harms, again: Harms, ranks: Harms, ratios: Harms) -> Outcome:
+def compared(truth: Harms, again: Harms, ranks: Harms, ratios: Harms, outputs: Sequence[object]) -> Outcome:
     """The probe's first place, and that with the lowest SQNR, in the order of the truth."""
     order = sorted(truth, key=lambda key: -truth[key])
     first, lowest = min(ranks, key=ranks.__getitem__), min(ratios, key=ratios.__getitem__)
     worst = truth[order[0]]
+    inner = [key for key in order if key not in outputs]
+    best = min(inner, key=ranks.__getitem__)
     return Outcome(
         order.index(first) + 1,
         truth[first] / worst,
@@ -140,6 +151,10 @@ def compared(truth: Harms, again: Harms, ranks: Harms, ratios: Harms) -> Outcome
         order.index(lowest) + 1,
         truth[lowest] / worst,
         order.index(max(again, key=again.__getitem__)) + 1,
+        order[0] == outputs[-1],
+        inner.index(best) + 1,
+        truth[best] / truth[inner[0]],
+        float(spearmanr([-ranks[key] for key in order], [truth[key] for key in order]).statistic),
     )
 
 
@@ -168,6 +183,11 @@ def _row(what: str, found: Sequence[Outcome]) -> Row:
         f"least share of the worst harm {min(shares):.2f}, median {median(shares):.2f}",
         f"lowest SQNR: {sum(o.by_sqnr == 1 for o in found)} first, median share {median(lowest):.2f}",
         f"a second truth agrees in {sum(o.again == 1 for o in found)}",
+        f"the last stack's output is the worst in {sum(o.by_end for o in found)}",
+        f"without the stacks' outputs {sum(o.inner == 1 for o in found)} first, "
+        f"{sum(o.inner <= 3 for o in found)} in the first 3",
+        f"least share {min(o.inner_share for o in found):.2f}",
+        f"median rank correlation {median(o.correlation for o in found):.2f}",
     ]
     return row(what, figure, "", "; ".join(how))
 
