@@ -82,6 +82,7 @@ class Outcome:
         again: rank in the truth of the place that a second truth, on other sequences, has first.
         by_end: whether the output of the last stack, which the head reads, is the truly worst place.
         inner, inner_share: true rank and share of the probe's first place, both without the stacks' outputs.
+        inner_again: the same rank of the second truth's first place.
         correlation: Spearman's, between the probe's ranks and the true harms.
     """
 
@@ -94,6 +95,7 @@ class Outcome:
     by_end: bool
     inner: int
     inner_share: float
+    inner_again: int
     correlation: float
 
 
@@ -154,6 +156,7 @@ def compared(truth: Harms, again: Harms, ranks: Harms, ratios: Harms, outputs: S
         order[0] == outputs[-1],
         inner.index(best) + 1,
         truth[best] / truth[inner[0]],
+        inner.index(max(inner, key=again.__getitem__)) + 1,
         float(spearmanr([-ranks[key] for key in order], [truth[key] for key in order]).statistic),
     )
 
@@ -187,6 +190,7 @@ def _row(what: str, found: Sequence[Outcome]) -> Row:
         f"without the stacks' outputs {sum(o.inner == 1 for o in found)} first, "
         f"{sum(o.inner <= 3 for o in found)} in the first 3",
         f"least share {min(o.inner_share for o in found):.2f}",
+        f"there a second truth agrees in {sum(o.inner_again == 1 for o in found)}",
         f"median rank correlation {median(o.correlation for o in found):.2f}",
     ]
     return row(what, figure, "", "; ".join(how))

@@ -196,6 +196,32 @@ def test_the_estimate_converges_to_the_harm() -> None:
         assert found[place.key, rounding] == pytest.approx(harm, rel=0.25), place
 
 
+def test_four_backwards_are_enough_for_an_order() -> None:
+    """The estimate of every place is near its harm for any draw: parts of a tensor count one by one."""
+    given = subject()
+    look = Look.at(given, read_anatomy(given))
+    rounding = Rounding("int8", "tensor")
+    places = once(look.fit)
+    harms = {place.key: look.harm([place], rounding).change for place in places}
+    for seed in range(8):
+        given.seed = seed
+        for (key, _), value in estimates(given, look.parameters, places, [rounding]).items():
+            assert value / harms[key] == pytest.approx(1, abs=0.5), (seed, key)
+
+
+def test_a_model_that_draws_numbers_in_eval_mode_draws_the_same_ones() -> None:
+    class Noisy(Stack):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + torch.rand(())
+
+    given = given_with(subject(), Noisy())
+    look = Look.at(given, read_anatomy(given))
+    torch.manual_seed(1)
+    first = see(given, look.parameters).output
+    torch.manual_seed(2)
+    assert torch.equal(see(given, look.parameters).output, first)
+
+
 def test_only_the_first_of_a_ranking_are_measured_unless_all_are_asked_for() -> None:
     found = measured(subject(), every=False)
     for granularity in GRANULARITIES:
@@ -208,6 +234,8 @@ def test_only_the_first_of_a_ranking_are_measured_unless_all_are_asked_for() -> 
                     assert m.measured or "--budget deep" in m.how
                     count += m.measured
         assert count == MEASURED
+        ranks = [rank for part in PARTS for rank in found.of(f"quantisation/{part}-{name}-rank").values()]
+        assert sorted(ranks) == list(range(1, len(ranks) + 1))
 
 
 def test_all_places_of_a_part_together() -> None:
