@@ -33,6 +33,7 @@ from normscope.probes.quantisation.harm import harm, see
 from normscope.probes.quantisation.look import Look, once
 from normscope.probes.quantisation.places import Place
 from normscope.subjects import Batch, Subject, load
+from normscope.subjects.rng import seeded
 from normscope.train import Recipe
 
 _SMALL = "num_hidden_layers=4,hidden_size=64,num_attention_heads=4,intermediate_size=192,vocab_size=256"
@@ -103,9 +104,10 @@ def trained(spec: str) -> Subject:
     """The model of `spec` after its training and its change."""
     subject = load(spec, seed=0, seq_len=TOKENS)
     recipe = Recipe(lr=RATE, steps=STEPS, seed=0)
-    train_together(
-        [subject.model], [subject.batches()], lambda model, batch: subject.loss(batch, model), [recipe]
-    )
+    with seeded(0):  # OPT drops layers by Python's generator
+        train_together(
+            [subject.model], [subject.batches()], lambda model, batch: subject.loss(batch, model), [recipe]
+        )
     change = MODELS.get(spec)
     if change is not None:
         subject.model = change(subject.model)

@@ -115,7 +115,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _rounded(report: Report, width: int) -> Iterator[RenderableType]:
-    """What rounding to the formats of `--quantise` does."""
+    """The effect of rounding to the formats of `--quantise`."""
     table = rounding_table(report.measurements, width)
     if table is not None:
         yield from (Text(""), table, Text(""))
