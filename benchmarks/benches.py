@@ -12,6 +12,7 @@ from benchmarks.monitor import bench_monitor
 from benchmarks.nn import bench_nn
 from benchmarks.plan import bench_plan
 from benchmarks.process import Row
+from benchmarks.quantisation import bench_quantisation
 from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
 from benchmarks.sharded import bench_sharded
@@ -30,6 +31,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "monitor": bench_monitor,
     "nn": bench_nn,
     "plan": bench_plan,
+    "quantisation": bench_quantisation,
     "remedies": bench_remedies,
     "script-steps": bench_script_steps,
     "sharded": bench_sharded,

@@ -37,10 +37,12 @@ from normscope.probes import (
     Spending,
     measure_jacobian,
     measure_next_step,
+    measure_quantisation,
     measure_wiring,
     not_measured,
     settled_batch_norms,
 )
+from normscope.probes.quantisation import formats_to_round
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
@@ -85,6 +87,7 @@ class Check:
     ladder: LadderForecast | None = None
     remedies: Rescue | None = None
     notes: list[str] = field(default_factory=list)
+    quantise: tuple[str, ...] = ()
     interrupted: bool = False
     is_script: bool = False
     cost: dict[str, float] = field(default_factory=dict)
@@ -153,6 +156,7 @@ def check(
     forecast_rates: Iterable[float] = (),
     try_remedies: bool = False,
     budget: str = "standard",
+    quantise: str | Iterable[str] = (),
     seed: int = 0,
     batch_size: int = 4,
     seq_len: int = 64,
@@ -183,6 +187,8 @@ def check(
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
+        quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
+            several ("int8,fp8"); needs the extra `quantise` (torchao).
         seed: seed of the batches and of dropout.
         batch_size, seq_len, text: sequences per batch, tokens per sequence, and text of the input that is
             made if `batch` is None.
@@ -195,6 +201,7 @@ def check(
         CheckInterrupted: Ctrl-C; its `.report` holds the measurements so far.
     """
     account = Budget.of(budget)
+    formats = formats_to_round(quantise)
     model_or_subject = as_run(model_or_subject)
     config = Recipe.asked_for(
         _run_of(model_or_subject),
@@ -237,6 +244,7 @@ def check(
         parse_codes(ignore),
         rates,
         try_remedies,
+        quantise=formats,
     )
     with only_once():
         try:
@@ -275,14 +283,15 @@ def _keep(run: Check, stop: KeyboardInterrupt) -> None:
 
 
 def _measure(run: Check, progress: Progress, reraise: bool) -> None:
-    total = len(PROBES) + 2 + bool(run.rates) + run.try_remedies
+    num_probes = len(PROBES) + bool(run.quantise)
+    total = num_probes + 2 + bool(run.rates) + run.try_remedies
 
     def begun(stage: str, done: int) -> None:
         progress(stage, done, total)
 
     look(run, begun, reraise)
     find_entropy(run)
-    _try_out(run, begun, len(PROBES) + 1)
+    _try_out(run, begun, num_probes + 1)
     begun("done", total)
 
 
@@ -297,6 +306,9 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
         "wiring": partial(measure_wiring, recipe=run.config),
         "step": partial(measure_next_step, recipe=run.config, spending=run.spending),
     }
+    if run.quantise:
+        deep = run.spending.budget is Budget.DEEP
+        probes["quantisation"] = partial(measure_quantisation, formats=run.quantise, every=deep)
     with settled_batch_norms(run.subject) as settled:
         if settled:
             run.notes.append(

@@ -330,3 +330,26 @@ def build():
     model.register_forward_hook(watch)
     return model
 """
+
+
+def test_quantise_shows_what_hurts_most(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", SMALL, "--steps", "0", "--seq-len", "16", "--budget", "fast", "--quantise", "int8,int4"]
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert out.count("int8 per tensor") == 2  # in the table, and beside the counterpart
+    assert "outlier" in out
+    assert "with scheme post" in out
+    assert run([*words, "-o", "report.json"]) == 0
+    assert run([*words, "-o", "report.html"]) == 0
+    assert "Rounded alone" in (here / "report.html").read_text()
+    assert "--quantise</span>" in (here / "report.html").read_text(), "the command that repeats it"
+
+
+def test_an_unknown_format_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "no/such/model.py:build", "--quantise", "int9"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        'normscope: format "int9" of quantise: expected some of int8, int4, fp8, with commas between them; '
+        'the nearest name is "int8".\n'
+    )

@@ -22,6 +22,7 @@ FEATURES = {
     "vision": ["check", "nn:vision,depth=1,width=16,heads=2", "--images", "digits", "--steps", "0"],
     "parquet": [*GRID, "--parquet", "map.parquet"],
     "ray": [*GRID, "--engine", "ray"],
+    "quantise": ["check", "nn:decoder,depth=1,width=16,heads=2", "--quantise", "int8", "--steps", "0"],
 }
 """A command for each extra, which needs it."""
 
@@ -68,7 +69,7 @@ ALONE = {"testing", "clients", "triton_forward.py", "triton_backward.py"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if ALONE.isdisjoint(path.relative_to(PACKAGE).parts)]
 OPTIONAL = set().union(*(EXTRAS[name] for name in FEATURES)) | {COMES_WITH["transformers"]}
 EVERYWHERE = REQUIRED | {COMES_WITH["jinja2"]}
-BY_NAME = {"ray"}
+BY_NAME = {"ray", "torchao"}
 """Modules that are imported by a string."""
 
 

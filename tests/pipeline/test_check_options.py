@@ -56,3 +56,30 @@ def test_a_block_with_a_wrong_backward_is_found_and_its_right_twin_is_not() -> N
     assert len(finding.sites) == 1
     assert finding.sites[0].startswith("blocks.1.")
     assert [row.value for row in finding.evidence] == [pytest.approx(0.5, abs=0.01)]
+
+
+def test_quantise_adds_its_probe_and_no_other_check_has_it() -> None:
+    model, batch = MODELS["pre"](), torch.randint(0, 256, (2, 16))
+    stages: list[tuple[str, int, int]] = []
+    report = normscope.check(
+        model,
+        batch,
+        steps=0,
+        budget="fast",
+        quantise=["fp8", "int8"],
+        progress=lambda *stage: stages.append(stage),
+    )
+    names = {row.quantity for row in report.measurements}
+    assert {"quantisation/stream-int8-tensor-rank", "quantisation/stream-fp8-channel-rank"} <= names
+    assert not any("int4" in name for name in names)
+    assert "quantisation" in report.cost
+    assert [done for _, done, _ in stages] == sorted(done for _, done, _ in stages)
+    assert stages[-1][1] == stages[-1][2]
+    plain = normscope.check(model, batch, steps=0, budget="fast")
+    assert not any(row.quantity.startswith("quantisation/") for row in plain.measurements)
+    assert plain.findings == report.findings, "no finding rests on it"
+
+
+def test_an_unknown_format_is_refused_before_the_work() -> None:
+    with pytest.raises(normscope.UsageError, match='the nearest name is "int8"'):
+        normscope.check(nn.Identity(), quantise="int88")

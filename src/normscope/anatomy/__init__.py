@@ -5,6 +5,7 @@ from normscope.anatomy.expecting import PLACEMENTS, departures
 from normscope.anatomy.measuring import measuring
 from normscope.anatomy.names import named_modules, named_parameters
 from normscope.anatomy.reading import read_anatomy, require_residual_stream
+from normscope.anatomy.replacing import replace
 from normscope.anatomy.types import (
     Anatomy,
     AttentionSites,
@@ -38,5 +39,6 @@ __all__ = [
     "named_modules",
     "named_parameters",
     "read_anatomy",
+    "replace",
     "require_residual_stream",
 ]

@@ -34,6 +34,7 @@ class Settings:
     rates: tuple[float, ...] = ()
     try_remedies: bool = False
     budget: str = "standard"
+    quantise: str = ""
     select: str = ""
     ignore: str = ""
     module: str | None = None

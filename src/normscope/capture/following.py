@@ -36,6 +36,7 @@ from normscope.forecast.rule import EXTENSION
 from normscope.forecast.watch import RECENT, WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
+from normscope.probes.quantisation import parse_formats
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
 from normscope.subjects import Run, Subject, call_model, untouched
@@ -281,6 +282,7 @@ class Following(Counting):
             parse_codes(options.ignore),
             (),
             options.try_remedies,
+            quantise=parse_formats(options.quantise),
             is_script=True,
         )
         self._check = check

@@ -49,7 +49,7 @@ Ignore = Annotated[
         autocompletion=complete_codes,
     ),
 ]
-OF_CHECK = ("steps", "try_remedies", "budget", "seed", "select", "ignore")
+OF_CHECK = ("steps", "try_remedies", "budget", "quantise", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
 OF_RECIPE = (
     *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
@@ -62,7 +62,7 @@ RECIPE = "Recipe of the intended run"
 OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
 """Options that change nothing in the report."""
 OF_SCRIPT = {"model", "steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "module"}
-OF_SCRIPT |= {*OF_SHOWING}
+OF_SCRIPT |= {"quantise", *OF_SHOWING}
 """Parameters that the check of a script takes; the script sets the others."""
 
 
@@ -146,6 +146,14 @@ def command(
             help="Jacobian analysis: fast (seconds), standard (a few training steps), deep (minutes)."
         ),
     ] = options.Budget.STANDARD,
+    quantise: Annotated[
+        str,
+        option(
+            "Also round weights, stream, norms and branches, place by place, to int8, int4, fp8 or several "
+            "(int8,fp8). Needs the extra quantise (torchao).",
+            metavar="FORMATS",
+        ),
+    ] = "",
     batch_size: options.BatchSize = 4,
     seq_len: options.SeqLen = 64,
     text: options.Text = None,
@@ -212,8 +220,10 @@ def command(
         raise UsageError(given, "one MODEL", "write -- before the command of a training script")
 
     import normscope
+    from normscope.probes.quantisation import formats_to_round
     from normscope.subjects import load
 
+    formats_to_round(quantise)  # refused before the model is loaded
     rungs = None if rates is None else _rates(rates)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
@@ -235,6 +245,7 @@ def command(
 def _of_script(context: typer.Context, format: Format) -> int:
     """The check of a training script; see `command`."""
     from normscope.cli.script import check_script
+    from normscope.probes.quantisation import formats_to_round
 
     given, words = context.params, context.meta[SCRIPT]
     for parameter in context.command.params:
@@ -248,7 +259,18 @@ def _of_script(context: typer.Context, format: Format) -> int:
     if given["steps"] == 0:
         raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
     rates = [] if given["rates"] is None else _rates(given["rates"])
-    names = ("steps", "forecast", "try_remedies", "budget", "select", "ignore", "module", "traceback")
+    formats_to_round(given["quantise"])  # refused before the script starts
+    names = (
+        "steps",
+        "forecast",
+        "try_remedies",
+        "budget",
+        "quantise",
+        "select",
+        "ignore",
+        "module",
+        "traceback",
+    )
     settings = {name: given[name] for name in names}
     outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
     if outcome.report is not None:

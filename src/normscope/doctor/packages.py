@@ -34,6 +34,7 @@ PACKAGES = (
     Package("ray", "2.40", "ray", "normscope map --engine ray"),
     Package("pyarrow", "18", "parquet", "normscope map --parquet"),
     Package("scikit-learn", "1.5", "vision", "--images digits"),
+    Package("torchao", "0.15", "quantise", "normscope check --quantise"),
 )
 
 

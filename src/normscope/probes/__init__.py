@@ -10,6 +10,7 @@ from normscope.probes.jacobian import QUANTILES, Budget, Spending, measure_jacob
 from normscope.probes.measurement import Measurement, Measurements, not_measured
 from normscope.probes.next_step import measure_next_step
 from normscope.probes.precision import measure_precision
+from normscope.probes.quantisation import measure_quantisation
 from normscope.probes.signal import measure_signal
 from normscope.probes.weights import measure_weights
 from normscope.probes.wiring import measure_wiring
@@ -25,7 +26,7 @@ PROBES: dict[str, Callable[[Subject, Anatomy], Iterable[Measurement]]] = {
     "wiring": measure_wiring,
     "step": measure_next_step,
 }
-"""The probes of a check, in this order."""
+"""The probes of every check, in this order; `measure_quantisation` is one that a check must ask for."""
 
 __all__ = [
     "PROBES",
@@ -39,6 +40,7 @@ __all__ = [
     "measure_jacobian",
     "measure_next_step",
     "measure_precision",
+    "measure_quantisation",
     "measure_signal",
     "measure_weights",
     "measure_wiring",

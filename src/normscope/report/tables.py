@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from normscope.anatomy import Anatomy
-from normscope.probes import Measurement
+from normscope.probes import Measurement, Measurements
 from normscope.report.figures.scales import figure
+from normscope.report.rounding import ABOUT, RankedPlace, first_ranked
 
 GAINS = {
     "jacobian/sigma-max": "largest gain σ_max",
@@ -97,12 +98,22 @@ def number_sheets(
     about = "From the embedding's output to the last block's output, before the final norm."
     about_halves = "Effect of float16 and bfloat16 on this model's values and gradients."
     about_steps = "Predicts whether the next step raises the loss, not whether the run trains."
+    places = [
+        (f"{each.rounding}: {each.part} {each.site}", *_shares(each))
+        for each in first_ranked(Measurements(rows))
+    ]
     sheets = [
         ("Jacobian of the stack", about, gains),
         ("Half precision", about_halves, halves),
         ("The next step", about_steps, steps if any("step/" in row.quantity for row in rows) else []),
+        ("Rounded alone", f"{ABOUT} The figure is the change of the output.", places),
     ]
     return [sheet for sheet in sheets if sheet[2]]
+
+
+def _shares(each: RankedPlace) -> tuple[str, str]:
+    """Change of the output by a rounded place, and its CSS class."""
+    return each.cells[3], "none" if each.change is None else ""
 
 
 def _line(row: Measurement, name: str) -> tuple[str, str, str]:

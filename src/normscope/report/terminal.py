@@ -33,6 +33,7 @@ from normscope.report.rescue import (
     remedies_table,
     remedies_words,
 )
+from normscope.report.rounding import rounding_in_words, rounding_table
 from normscope.report.sites import compress, shorten
 from normscope.report.words import (
     budget_in_words,
@@ -101,6 +102,7 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
             yield labelled("gains", f"{stack.name}: {words}" if len(report.anatomy.stacks) > 1 else words)
     if words := next_step_in_words(report.measurements):
         yield labelled("step", words)
+    yield from _rounded(report, width)
     if report.forecast is not None:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"
@@ -110,6 +112,15 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield labelled("cost", cost_in_words(report.cost))
     if report.budget:
         yield labelled("budget", budget_in_words(report.budget))
+
+
+def _rounded(report: Report, width: int) -> Iterator[RenderableType]:
+    """The effect of rounding to the formats of `--quantise`."""
+    table = rounding_table(report.measurements, width)
+    if table is not None:
+        yield from (Text(""), table, Text(""))
+    for label, words in rounding_in_words(report.measurements):
+        yield labelled(label, words)
 
 
 def _tried(report: Report) -> Iterator[RenderableType]:

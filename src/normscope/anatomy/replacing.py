@@ -1,0 +1,71 @@
+"""Run a forward with the tensors at some sites replaced, for the probes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from normscope.anatomy.calls import ModuleCalls
+from normscope.anatomy.record import changed_by, op_identity, outputs_of
+from normscope.anatomy.types import Site
+
+T = TypeVar("T")
+Change = Callable[[Tensor], Tensor]
+"""Maps the tensor of a site to another one of the same shape and dtype."""
+
+
+class _Replacer(TorchDispatchMode):
+    """Counts ops as the recorder does and replaces the outputs at `changes`."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module, changes: Mapping[Site, Change]) -> None:
+        super().__init__()
+        self.calls = ModuleCalls(model)
+        self.replaced: set[Site] = set()
+        self._wanted: dict[tuple[str, int, str, int], list[Site]] = defaultdict(list)
+        self._changes = changes
+        for site in changes:
+            assert site.output >= 0, "an input of an op has other readers too"
+            self._wanted[site.module, site.call, site.op, site.nth].append(site)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, _, mutable = op_identity(func)
+        call = self.calls.current
+        sites = self._wanted.get((call.path, call.nth, name, call.count(name)), ())
+        changed = changed_by(func, args, kwargs) if mutable and sites else []
+        result = func(*args, **kwargs)
+        for site in sites:
+            result = self._replace(site, result, changed)
+        return result
+
+    def _replace(self, site: Site, result: Any, changed: list[Tensor]) -> Any:
+        old = outputs_of(result, changed)[site.output]
+        new = self._changes[site](old)
+        self.replaced.add(site)
+        if any(old is tensor for tensor in changed):  # an in-place op: others hold the tensor already
+            old.copy_(new)
+            return result
+        return tree_map_only(Tensor, lambda tensor: new if tensor is old else tensor, result)
+
+
+def replace(model: nn.Module, run: Callable[[], T], changes: Mapping[Site, Change]) -> tuple[T, set[Site]]:
+    """Run `run()` once, without grad, and return its result and the sites whose tensors were replaced.
+
+    Everything that reads the tensor later reads the new one. Call it inside `measuring(model)`: sites name
+    the ops of that state. A site must be an output of its op.
+    """
+    if not changes:
+        with torch.no_grad():
+            return run(), set()
+    replacer = _Replacer(model, changes)
+    with replacer.calls.watching(), torch.no_grad(), replacer:
+        result = run()
+    return result, replacer.replaced
