@@ -1,7 +1,7 @@
 """Activation checkpointing of one module: it keeps its inputs, and runs again in the backward pass."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,12 +18,12 @@ def run_again_later(module: nn.Module, call: Callable[..., Any], *args: Any, **k
     same buffers (Chen et al. 2016, arXiv:1604.06174). Running statistics and power iterations thus advance
     once a step. Inside of another such call, its inputs are not kept either.
     """
-    names, count = tuple(kwargs), len(args)
+    inputs, rebuilt = _by_position(args, kwargs)
 
-    def flat(*inputs: Any) -> Any:  # PyTorch lets an outer call drop only what is given by position
-        return call(*inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
+    def flat(*inputs: Any) -> Any:
+        args, kwargs = rebuilt(inputs)
+        return call(*args, **kwargs)
 
-    inputs = (*args, *kwargs.values())
     if not any(True for _ in module.buffers()):
         return checkpoint(flat, *inputs, use_reentrant=False)
     if torch.compiler.is_compiling():
@@ -31,6 +31,29 @@ def run_again_later(module: nn.Module, call: Callable[..., Any], *args: Any, **k
         return call(*args, **kwargs)
     before = _Before(module)
     return checkpoint(flat, *inputs, use_reentrant=False, context_fn=lambda: (before.only_changed(), before))
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _by_position(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], Arguments]]:
+    """Each argument once, and the function that makes the arguments of them.
+
+    PyTorch lets an outer call drop only what is given by position, and gives the second run another object for
+    each position. Attention, which asks whether query and key are the same object, must get the same one.
+    """
+    given = [*args, *kwargs.values()]
+    inputs = list({id(each): each for each in given}.values())
+    index = {id(each): position for position, each in enumerate(inputs)}
+    places, names, count = [index[id(each)] for each in given], tuple(kwargs), len(args)
+
+    def rebuilt(inputs: Sequence[Any]) -> Arguments:
+        given = [inputs[place] for place in places]
+        return tuple(given[:count]), dict(zip(names, given[count:], strict=True))
+
+    return inputs, rebuilt
 
 
 class _Before:
