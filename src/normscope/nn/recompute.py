@@ -41,7 +41,7 @@ def _by_position(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], Arguments]]:
     """Each argument once, and the function that makes the arguments of them.
 
-    PyTorch lets an outer call drop only what is given by position, and gives the second run another object for
+    PyTorch lets an outer call drop only what is given by position, and the second run gets another object for
     each position. Attention, which asks whether query and key are the same object, must get the same one.
     """
     given = [*args, *kwargs.values()]
