@@ -30,8 +30,7 @@ def gradients(model: torch.nn.Module) -> tuple[torch.Tensor, dict[str, torch.Ten
     return output.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize(("norm", "checkpoint"), [("layernorm", False), ("rmsnorm", True)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fused_model_has_the_same_outputs_and_gradients(scheme: str, norm: str, checkpoint: bool) -> None:
     options = {"norm": norm, "checkpoint": checkpoint, "dropout": 0.1}
