@@ -1,7 +1,7 @@
 """`normscope bench plan`: predicted against measured peaks of training steps, with and without recomputation.
 
 The prediction follows fake tensors. The measurement is the count of the CPU's allocator, from PyTorch's
-profiler, over a copy of the model, its optimizer and two steps: the two share no code.
+profiler, over a copy of the model, its optimizer and two steps.
 """
 
 import copy

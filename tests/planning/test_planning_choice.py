@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import normscope
+import normscope.subjects
 from normscope.anatomy import Anatomy
 from normscope.cli.main import run
 from normscope.errors import UsageError
 from normscope.planning import Held, in_words, parse_bytes, plan, recompute
 from normscope.planning.choosing import Moments, Option, cheapest, options_of
+from normscope.planning.making import with_loss
 from normscope.planning.stand_in import fake_stand_in, to_read
 from normscope.planning.step import Step, makes
 from normscope.planning.tracker import Tracker
@@ -204,3 +206,30 @@ def test_an_option_keeps_what_it_says(spec: str) -> None:
                     freed = as_is - live_after_forward(step)
                 said = nothing.kept - option.kept
                 assert freed == pytest.approx(said, abs=STATE * len(option.units)), option.units
+
+
+class Scaled(nn.Module):
+    """A branch whose input is saved by nothing: a multiple of it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(64, 64)
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        return self.map(2 * x_BD).tanh()
+
+
+def test_an_input_that_nothing_else_saves_is_kept_for_the_second_run() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(Scaled(), Scaled(), Scaled()))
+    subject = with_loss(normscope.subjects.make_subject(model, torch.randn(512, 64)))
+    with fake_stand_in(subject) as fake:
+        groups = groups_of(fake.model, Anatomy(()))
+        step = Step(fake, makes("sgd"), "float32")
+        saved = step.record(groups)
+        nothing, whole = options_of(groups[0], saved)
+        as_is = live_after_forward(step)
+        with recompute(fake.model, [groups[0].block.path]):
+            freed = as_is - live_after_forward(step)
+    state = 512 * 64 * 4
+    assert nothing.kept - whole.kept == state  # two states less, and the input more
+    assert freed == pytest.approx(state, abs=STATE)

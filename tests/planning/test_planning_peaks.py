@@ -43,6 +43,13 @@ def test_the_predicted_peak_is_the_allocators(case: Case) -> None:
     assert made.added_flops > 0
 
 
+def test_a_peak_in_the_optimizers_step_is_the_allocators() -> None:
+    """Fake weights are stepped by the fused code that steps real ones: the other takes temporary memory."""
+    case = Case("nn:decoder,depth=2,width=256,heads=2", batch_size=1, seq_len=8)
+    made = planned(case, None, {})
+    assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=0.005)
+
+
 def test_the_peak_is_that_of_pytorchs_tracker() -> None:
     subject = load("nn:decoder,depth=3,width=64,heads=2", fake=True)
     with fake_stand_in(subject):

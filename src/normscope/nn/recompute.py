@@ -41,8 +41,8 @@ def _by_position(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], Arguments]]:
     """Each argument once, and the function that makes the arguments of them.
 
-    PyTorch lets an outer call drop only what is given by position, and the second run gets another object for
-    each position. Attention, which asks whether query and key are the same object, must get the same one.
+    PyTorch lets an outer call drop only what is given by position, and gives the second run another object
+    for each position. Attention, which asks whether query and key are the same object, must get the same one.
     """
     given = [*args, *kwargs.values()]
     inputs = list({id(each): each for each in given}.values())

@@ -1,4 +1,4 @@
-"""Which units to recompute: the cheapest choice of one option for each block that fits into the memory.
+"""Choice of the units to recompute: the cheapest one, of an option for each block, that fits.
 
 The backward pass goes from the last block to the first. At a block's moment there are: what earlier blocks
 keep, the activations of this one (run again if need be), and the gradients of the later ones. Each moment is

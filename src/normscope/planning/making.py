@@ -223,7 +223,7 @@ def _mean(output: Any, batch: Any) -> Tensor:
 
 
 def _largest(footprint: Footprint) -> str:
-    """What takes most at the peak: "10.0 GiB optimizer state, 5.0 GiB parameters"."""
+    """The largest parts of the peak: "10.0 GiB optimizer state, 5.0 GiB parameters"."""
     parts = sorted(footprint.at_peak.items(), key=lambda each: -each[1])[:3]
     return ", ".join(f"{in_words(count)} {held.value}" for held, count in parts)
 

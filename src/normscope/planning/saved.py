@@ -1,4 +1,4 @@
-"""What autograd saves for the backward pass, storage by storage, and which units save it."""
+"""Record of what autograd saves for the backward pass, storage by storage, and which units save it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

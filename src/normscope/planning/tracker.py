@@ -2,8 +2,7 @@
 
 Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns
 it until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`: a
-test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen. Gradients
-that autograd would add in place are added out of place, since Python sees them: one more may be alive.
+test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen.
 """
 
 import weakref
@@ -24,7 +23,7 @@ ROUND = {"cuda": 512}
 
 
 class Held(StrEnum):
-    """What a storage holds."""
+    """Contents of a storage."""
 
     PARAMETERS = "parameters"
     BUFFERS = "buffers"
