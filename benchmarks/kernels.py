@@ -22,8 +22,8 @@ from benchmarks.process import Row, circumstances, in_fresh_process, median_rati
 from normscope.kernels import residual_norm
 
 ROUNDS = 25
-SIZES = ((1024, 256), (4096, 1024))
-"""Tokens and features."""
+SIZES = {"cpu": ((1024, 256), (4096, 1024)), "cuda": ((8192, 2048), (16384, 4096))}
+"""Tokens and features, by device."""
 FLOAT, HALF = ("float32", "float32"), ("bfloat16", "bfloat16")
 KINDS = (
     ("layer", *FLOAT, 0.0),
@@ -70,7 +70,7 @@ def bench_kernels() -> list[Row]:
 
 def _of_device(device: str) -> list[Row]:
     """The default backend in all settings, then two rows for each."""
-    calls = [Call(*kind, *size) for kind in KINDS for size in SIZES]
+    calls = [Call(*kind, *size) for kind in KINDS for size in SIZES[device]]
     measured = {call: in_fresh_process(measure, list(call), device, **_ONE_THREAD) for call in calls}
     return [_default_row(measured), *(row for call in calls for row in _rows(call, measured[call]))]
 

@@ -8,8 +8,15 @@ from kernel_laws import BF16, DEVICE, F32, F64, TRITON, Case, cotangents, result
 
 from normscope.errors import UsageError
 from normscope.kernels import residual_norm
-from normscope.kernels.dispatch import COMPILE_FROM, KERNELS, kernel_for
+from normscope.kernels.dispatch import (
+    COMPILE_FROM,
+    KERNELS,
+    TRITON_FROM,
+    TRITON_TRAINING_FROM,
+    kernel_for,
+)
 from normscope.kernels.form import Form
+from normscope.kernels.triton_kernel import TritonKernel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # torch's own
@@ -193,6 +200,22 @@ def test_the_choice_on_a_cpu_is_by_dtype_and_size() -> None:
     assert chosen("any", "rms", large, F32, 0.1) is None
     assert chosen("any", "rms", large, F32) is KERNELS["compile"]
     assert chosen("any", "layer", large, BF16) is KERNELS["compile"]
+
+
+def test_the_choice_on_a_gpu_is_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonKernel, "why_not", lambda self, form, arrays: None)
+    form = Form("rms", 1e-5, 1.0, 0.0, True, BF16, BF16, BF16)
+
+    def chosen(numbers: int, **options: bool) -> Any:
+        x = torch.empty(numbers // 64, 64, dtype=BF16, device="meta")
+        return kernel_for(None, form, (x, x, torch.empty(64, device="meta", **options), None))
+
+    assert chosen(TRITON_FROM) is KERNELS["triton"]
+    assert chosen(TRITON_FROM - 64) is None
+    assert chosen(TRITON_FROM, requires_grad=True) is None
+    assert chosen(TRITON_TRAINING_FROM, requires_grad=True) is KERNELS["triton"]
+    with torch.no_grad():
+        assert chosen(TRITON_FROM, requires_grad=True) is KERNELS["triton"]
 
 
 def test_without_triton_its_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
+import torch
+
 from normscope.errors import UsageError, suggest
 from normscope.kernels.compiled import Compiled
 from normscope.kernels.external import EXTERNAL
@@ -21,6 +23,10 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(_OURS | EXTERNAL)
 """Kernels by the name of their backend."""
 COMPILE_FROM = 2**18
 """Elements of x from which compiled code was faster than eager on a CPU, for RMSNorm and half precision."""
+
+TRITON_FROM, TRITON_TRAINING_FROM = 2**24, 2**25
+"""Elements of x from which our Triton kernels were faster than the formula on an H200, without gradients and
+with them; below, starting them takes longer than the formula (docs/kernels.md)."""
 
 
 def kernel_for(backend: str | None, form: Form, arrays: Arrays) -> Kernel | None:
@@ -45,7 +51,9 @@ def kernel_for(backend: str | None, form: Form, arrays: Arrays) -> Kernel | None
 def _choose(form: Form, arrays: Arrays, *, may_compile: bool) -> Kernel | None:
     if arrays[0].device.type == "cpu":
         return KERNELS["compile"] if may_compile and _compiling_wins(form, arrays) else None
-    return KERNELS["triton"] if KERNELS["triton"].why_not(form, arrays) is None else None
+    trains = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in arrays)
+    is_large = arrays[0].numel() >= (TRITON_TRAINING_FROM if trains else TRITON_FROM)
+    return KERNELS["triton"] if is_large and KERNELS["triton"].why_not(form, arrays) is None else None
 
 
 def _compiling_wins(form: Form, arrays: Arrays) -> bool:
