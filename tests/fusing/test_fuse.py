@@ -13,6 +13,7 @@ from normscope.errors import UsageError
 from normscope.fusing import checking, fuse
 from normscope.kernels.ahead import ReadsAhead
 from normscope.nn import build
+from normscope.planning import recompute
 
 WIDTH, VOCABULARY, STEPS = 32, 64, 4
 IDS = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -270,6 +271,11 @@ def test_models_that_cannot_be_fused_are_refused() -> None:
     again.transformer.gradient_checkpointing = True
     with pytest.raises(UsageError, match="gradient checkpointing"):
         fuse(again, IDS)
+    third = made("gpt2")
+    with recompute(third, ["transformer.h.0"]), pytest.raises(UsageError, match="checkpointing"):
+        fuse(third, IDS)
+    with pytest.raises(UsageError, match="fused"):
+        recompute(model, ["transformer.h.0"])
     with pytest.raises(UsageError, match="residual add"):
         fuse(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(2, 4))
 

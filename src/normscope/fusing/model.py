@@ -13,6 +13,7 @@ from normscope.fusing.planning import Left, plan
 from normscope.fusing.running import Running
 from normscope.kernels.ahead import ReadsAhead
 from normscope.kernels.dispatch import Backend
+from normscope.nn.recompute import Recomputed
 from normscope.subjects import make_subject
 from normscope.subjects.subject import Batch
 
@@ -74,7 +75,9 @@ def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | Non
         raise UsageError(
             "a model that is fused", "one that is not", "call undo() of the object that fuse returned"
         )
-    if any(getattr(module, "gradient_checkpointing", False) for module in modules.values()):
+    if any(
+        isinstance(m, Recomputed) or getattr(m, "gradient_checkpointing", False) for m in modules.values()
+    ):
         do = "switch gradient checkpointing off before you fuse"
         raise UsageError("a model with gradient checkpointing", "one that keeps its activations", do)
     batch = make_subject(model).batch if batch is None else batch

@@ -40,7 +40,7 @@ class Left:
 
 @dataclass
 class _Record:
-    """What one forward added, and what the norms read and returned."""
+    """The adds of one forward, and the inputs and outputs of its norms."""
 
     adds: list[tuple[str, int, Add, Tensor]] = field(default_factory=list)
     norms: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)

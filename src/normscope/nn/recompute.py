@@ -11,6 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 
+class Recomputed:
+    """Base of the classes of recomputed modules."""
+
+
 def run_again_later(module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`call(*args, **kwargs)`, which runs `module`, with activation checkpointing.
 

@@ -14,11 +14,8 @@ from torch import nn
 
 from normscope.anatomy import named_modules
 from normscope.errors import UsageError, suggest
-from normscope.nn.recompute import run_again_later
-
-
-class Recomputed:
-    """Base of the classes of recomputed modules."""
+from normscope.kernels.ahead import ReadsAhead
+from normscope.nn.recompute import Recomputed, run_again_later
 
 
 class Applied:
@@ -74,6 +71,12 @@ def recompute(model: nn.Module, paths: Iterable[str]) -> Applied:
             was replaced on the object, or it is recomputed already.
     """
     known, wanted = dict(named_modules(model)), tuple(dict.fromkeys(paths))
+    if wanted and any(isinstance(module, ReadsAhead) for module in known.values()):
+        given, do = (
+            "a model whose residual adds and norms are fused",
+            "undo that, or build it with fused=False",
+        )
+        raise UsageError(given, "one whose modules compute what they return", do)
     modules = [_module(known, path) for path in wanted]
     held = [
         (module, config)
