@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels are made then
+
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `make test &` of a script starts with Ctrl-C ignored

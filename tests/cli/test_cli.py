@@ -281,6 +281,7 @@ def test_the_options_of_check_are_frozen() -> None:
             "--fail-on",
             "--select",
             "--ignore",
+            "--quantise",
             "--traceback",
         ),
         *("--source", "--target", "--images"),

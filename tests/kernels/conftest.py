@@ -1,12 +1,6 @@
-"""Triton runs in its interpreter where there is no GPU; this has to be set before its kernels are made."""
-
-import os
+"""A cheap compiler for the tests of the kernels."""
 
 import pytest
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
