@@ -30,6 +30,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture
+def no_function_modes() -> None:
+    """Leave the modes of torch functions in which an earlier test of this worker may have ended."""
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from normscope.kernels.ahead import ReadsAhead
 from normscope.nn import build
 from normscope.planning import recompute
 
+pytestmark = pytest.mark.usefixtures("no_function_modes")
 WIDTH, VOCABULARY, STEPS = 32, 64, 4
 IDS = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 

@@ -15,6 +15,7 @@ from normscope.kernels.function import Fused
 from normscope.kernels.residual_norm import residual_norm
 
 pytestmark = [
+    pytest.mark.usefixtures("no_function_modes"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # torch's own
     pytest.mark.usefixtures("cheap_compiler"),
 ]
