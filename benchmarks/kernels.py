@@ -156,14 +156,14 @@ def measure(settings: list[Any], device: str) -> dict[str, Any]:
     where = f"{circumstances()['threads']} thread" if device == "cpu" else torch.cuda.get_device_name()
     measured: dict[str, Any] = {"fused": FUSED[device], "where": where}
     for mode in ("inference", "training"):
-        runs = {name: _run(each, mode, leaves, grads) for name, each in calls.items()}
+        runs = {name: running(each, mode, leaves, grads) for name, each in calls.items()}
         first_s = _seconds(runs["fused"], device)
-        runs["floor"] = _copying(_bytes(call, mode), device)
+        runs["floor"] = copying(moved_bytes(call, mode), device)
         measured[mode] = _in_turns(runs, device) | {"first_s": first_s}
     return measured
 
 
-def _run(call: Callable[[], Pair], mode: str, leaves: list[Tensor], grads: Pair) -> Callable[[], object]:
+def running(call: Callable[[], Pair], mode: str, leaves: list[Tensor], grads: Pair) -> Callable[[], object]:
     def inference() -> object:
         with torch.no_grad():
             return call()
@@ -174,7 +174,7 @@ def _run(call: Callable[[], Pair], mode: str, leaves: list[Tensor], grads: Pair)
     return inference if mode == "inference" else training
 
 
-def _bytes(call: Call, mode: str) -> int:
+def moved_bytes(call: Call, mode: str) -> int:
     """Bytes that have to be read and written once."""
     x, branch = (getattr(torch, each).itemsize for each in (call.stream_dtype, call.branch_dtype))
     each = 2 * (x + branch)
@@ -184,7 +184,7 @@ def _bytes(call: Call, mode: str) -> int:
     return each * call.tokens * call.width
 
 
-def _copying(size: int, device: str) -> Callable[[], object]:
+def copying(size: int, device: str) -> Callable[[], object]:
     """A copy that reads and writes `size` bytes in all."""
     source = torch.ones(size // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
