@@ -1,1 +1,1 @@
-"""Measurements on a GPU, which no test and no `normscope bench` makes: run by hand, the results are in docs/."""
+"""Measurements on a GPU, run by hand: no test and no `normscope bench` makes them. docs/ has the results."""

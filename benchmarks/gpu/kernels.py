@@ -22,15 +22,14 @@ SIZES = ((2048, 1024), (8192, 1024), (8192, 2048), (8192, 4096), (16384, 4096))
 def measure(call: Call) -> dict[str, Any]:
     """Milliseconds of a setting by mode and by what was called."""
     torch.manual_seed(0)
-    shapes = [((call.tokens, call.width), call.stream_dtype), ((call.tokens, call.width), call.branch_dtype)]
-    shapes += [((call.width,), "float32")] * 2
-    made = [torch.randn(*size, device="cuda").to(getattr(torch, dtype)) for size, dtype in shapes]
-    x, branch, weight, bias = (each.requires_grad_() for each in made)
-    inputs: list[Any] = [x, branch, weight, bias if call.norm == "layer" else None]
-    leaves, grads = (
-        [each for each in inputs if each is not None],
-        (torch.randn_like(branch), torch.randn_like(x)),
+    shape, width = (call.tokens, call.width), (call.width,)
+    kinds = [(shape, call.stream_dtype), (shape, call.branch_dtype), (width, "float32"), (width, "float32")]
+    x, branch, weight, bias = (
+        torch.randn(size, device="cuda").to(getattr(torch, dtype)).requires_grad_() for size, dtype in kinds
     )
+    inputs: list[Any] = [x, branch, weight, bias if call.norm == "layer" else None]
+    leaves = [each for each in inputs if each is not None]
+    grads = (torch.randn_like(branch), torch.randn_like(x))
     calls: dict[str, Callable[[], Any]] = {
         "lines": partial(lines, call, *inputs),
         "triton": partial(ours, call, "triton", *inputs),

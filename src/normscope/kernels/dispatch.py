@@ -24,7 +24,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(_OURS | EXTERNAL)
 COMPILE_FROM = 2**18
 """Elements of x from which compiled code was faster than eager on a CPU, for RMSNorm and half precision."""
 
-TRITON_FROM, TRITON_TRAINING_FROM = 2**24, 2**25
+TRITON_FROM, TRITON_TRAINING_FROM = 2**24, 2**26
 """Elements of x from which our Triton kernels were faster than the formula on an H200, without gradients and
 with them; below, starting them takes longer than the formula (docs/kernels.md)."""
 
