@@ -1,7 +1,7 @@
 """Capture tensors at sites, with their autograd graph, for the probes."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,26 +18,37 @@ T = TypeVar("T")
 _Key = tuple[str, int, str, int]
 
 
-class _Catcher(TorchDispatchMode):
-    """Counts ops as the recorder does and keeps the tensors at `sites`."""
+class AtSites(TorchDispatchMode):
+    """A mode that counts ops as the recorder does, and knows which of `sites` each op is."""
 
     supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module, sites: Iterable[Site]) -> None:
         super().__init__()
         self.calls = ModuleCalls(model)
-        self.found: dict[Site, Tensor] = {}
         self._wanted: dict[_Key, list[Site]] = defaultdict(list)
         for site in sites:
             self._wanted[site.module, site.call, site.op, site.nth].append(site)
+
+    def sites_of(self, func: Any) -> tuple[Sequence[Site], bool]:
+        """The sites of the op that is about to run, which counts it; and whether it may write in place."""
+        name, _, mutable = op_identity(func)
+        call = self.calls.current
+        return self._wanted.get((call.path, call.nth, name, call.count(name)), ()), mutable
+
+
+class _Catcher(AtSites):
+    """Keeps the tensors at `sites`."""
+
+    def __init__(self, model: nn.Module, sites: Iterable[Site]) -> None:
+        super().__init__(model, sites)
+        self.found: dict[Site, Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name, _, mutable = op_identity(func)
-        call = self.calls.current
-        sites = self._wanted.get((call.path, call.nth, name, call.count(name)), ())
+        sites, mutable = self.sites_of(func)
         for site in sites:
             if site.output < 0:
                 tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]

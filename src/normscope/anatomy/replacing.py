@@ -1,16 +1,14 @@
 """Run a forward with the tensors at some sites replaced, for the probes."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from normscope.anatomy.calls import ModuleCalls
-from normscope.anatomy.record import changed_by, op_identity, outputs_of
+from normscope.anatomy.capture import AtSites
+from normscope.anatomy.record import changed_by, outputs_of
 from normscope.anatomy.types import Site
 
 T = TypeVar("T")
@@ -18,28 +16,20 @@ Change = Callable[[Tensor], Tensor]
 """Maps the tensor of a site to another one of the same shape and dtype."""
 
 
-class _Replacer(TorchDispatchMode):
-    """Counts ops as the recorder does and replaces the outputs at `changes`."""
-
-    supports_higher_order_operators = True
+class _Replacer(AtSites):
+    """Replaces the outputs at the sites of `changes`."""
 
     def __init__(self, model: nn.Module, changes: Mapping[Site, Change]) -> None:
-        super().__init__()
-        self.calls = ModuleCalls(model)
+        super().__init__(model, changes)
+        assert all(site.output >= 0 for site in changes), "an input of an op has other readers too"
         self.replaced: set[Site] = set()
-        self._wanted: dict[tuple[str, int, str, int], list[Site]] = defaultdict(list)
         self._changes = changes
-        for site in changes:
-            assert site.output >= 0, "an input of an op has other readers too"
-            self._wanted[site.module, site.call, site.op, site.nth].append(site)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name, _, mutable = op_identity(func)
-        call = self.calls.current
-        sites = self._wanted.get((call.path, call.nth, name, call.count(name)), ())
+        sites, mutable = self.sites_of(func)
         changed = changed_by(func, args, kwargs) if mutable and sites else []
         result = func(*args, **kwargs)
         for site in sites:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.fusing.adds import Add
+from normscope.fusing.finding import Seen
 from normscope.fusing.pairs import Pair
-from normscope.fusing.planning import Seen
 from normscope.kernels import residual_norm
 from normscope.kernels.dispatch import Backend
 

@@ -1,5 +1,6 @@
 """`fuse`: replace the residual adds of a model, and the norms behind them, by one operation each."""
 
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from torch import nn
@@ -8,8 +9,8 @@ from normscope.anatomy import read_anatomy
 from normscope.anatomy.names import named_modules
 from normscope.errors import UsageError
 from normscope.fusing.checking import why_not
+from normscope.fusing.finding import Left, find_pairs
 from normscope.fusing.pairs import Pair
-from normscope.fusing.planning import Left, plan
 from normscope.fusing.running import Running
 from normscope.kernels.ahead import ReadsAhead
 from normscope.kernels.dispatch import Backend
@@ -18,7 +19,7 @@ from normscope.subjects import make_subject
 from normscope.subjects.subject import Batch
 
 
-class Fused:
+class Fused(AbstractContextManager["Fused"]):
     """A fused model's pairs, and the way back: `undo()`, or leaving a `with` block.
 
     Attributes:
@@ -37,9 +38,6 @@ class Fused:
         self._running.remove()
         self._running = Running({}, {}, None)
         return self.model
-
-    def __enter__(self) -> "Fused":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,7 +79,7 @@ def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | Non
         do = "switch gradient checkpointing off before you fuse"
         raise UsageError("a model with gradient checkpointing", "one that keeps its activations", do)
     batch = make_subject(model).batch if batch is None else batch
-    seen, left = plan(model, batch, read_anatomy(model, batch))
+    seen, left = find_pairs(model, batch, read_anatomy(model, batch))
     pairs: list[Pair] = []
     for each in seen:
         why = why_not(each, modules[each.pair.norm], backend)

@@ -5,6 +5,7 @@ the state dict and `isinstance` stay, and a deep copy of the model recomputes it
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from normscope.kernels.ahead import ReadsAhead
 from normscope.nn.recompute import Recomputed, run_again_later
 
 
-class Applied:
+class Applied(AbstractContextManager["Applied"]):
     """Modules that are recomputed from now on, until `undo()` or the end of a `with` block.
 
     Attributes:
@@ -43,9 +44,6 @@ class Applied:
         while self._caches:
             config, value = self._caches.pop()
             config.use_cache = value
-
-    def __enter__(self) -> "Applied":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

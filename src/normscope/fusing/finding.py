@@ -51,7 +51,7 @@ class _Record:
         return total
 
 
-def plan(model: nn.Module, batch: Batch, anatomy: Anatomy) -> tuple[list[Seen], list[Left]]:
+def find_pairs(model: nn.Module, batch: Batch, anatomy: Anatomy) -> tuple[list[Seen], list[Left]]:
     """The pairs that one forward shows, and the norms behind adds that cannot be fused."""
     norms = _behind_adds(anatomy)
     record = _recorded(model, batch, {site.module for site, _ in norms}, {norm.path for _, norm in norms})
