@@ -255,6 +255,23 @@ def test_an_error_in_the_forward_leaves_no_mode_behind() -> None:
     assert trained(model) == pytest.approx(trained(made("torch, Pre-LN")), rel=1e-6)
 
 
+def test_a_forward_after_an_interrupted_one_is_fused_and_leaves_its_mode() -> None:
+    model = made("gpt2").eval()
+    expected = model(IDS).logits
+    fuse(model, IDS)
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.transformer.h[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS)
+    handle.remove()
+    torch.testing.assert_close(model(IDS).logits, expected)
+    assert torch.overrides._len_torch_function_stack() == 0
+    assert not any("_ahead" in vars(module) for module in model.modules())
+
+
 def test_bfloat16_under_autocast_differs_by_rounding_alone() -> None:
     plain, model = made("llama").eval(), made("llama").eval()
     fuse(model, IDS)

@@ -48,9 +48,8 @@ def why_not(seen: Seen, norm: nn.Module, backend: Backend | None) -> str | None:
         if ours.dtype != reference.dtype:
             return f"{name} would have dtype {ours.dtype} instead of {reference.dtype}"
         wide = torch.promote_types(reference.dtype, torch.float32)
-        error = (ours.to(wide) - reference.to(wide)).abs().max() / reference.to(wide).abs().max().clamp(
-            min=1e-30
-        )
+        largest = reference.to(wide).abs().max().clamp(min=torch.finfo(wide).tiny)
+        error = (ours.to(wide) - reference.to(wide)).abs().max() / largest
         if not error <= TOLERANCE[reference.dtype]:
             return f"{name} would differ by {float(error):.1g} of its largest entry"
     return None

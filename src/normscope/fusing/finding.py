@@ -23,11 +23,10 @@ _KINDS: dict[str, Kind] = {"layernorm": "layer", "rmsnorm": "rms"}
 
 @dataclass(frozen=True)
 class Seen:
-    """A pair and its tensors in one forward: the add, and the output of the norm."""
+    """A pair and its add in one forward."""
 
     pair: Pair
     add: Add
-    normed: Tensor
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class Left:
 
 @dataclass
 class _Record:
-    """The adds of one forward, and the inputs and outputs of its norms."""
+    """The adds of one forward with their results, and the inputs of its norms."""
 
     adds: list[tuple[str, int, Add, Tensor]] = field(default_factory=list)
-    norms: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    norms: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def note(self, path: str, nth: int, add: Add) -> Tensor:
         total = torch.add(add.branch, add.skip, alpha=add.alpha)
@@ -86,7 +85,7 @@ def _recorded(model: nn.Module, batch: Batch, holders: set[str], norms: set[str]
     def reads(path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                record.norms.append((path, args[0], output))
+                record.norms.append((path, args[0]))
 
         return hook
 
@@ -103,19 +102,19 @@ def _recorded(model: nn.Module, batch: Batch, holders: set[str], norms: set[str]
 
 def _seen(norm: Norm, module: nn.Module, record: _Record) -> list[Seen] | str:
     """The pairs of a norm in the record, one for each add that it reads; or why there is none."""
-    calls = [(given, output) for path, given, output in record.norms if path == norm.path]
-    if not calls:
+    read = [given for path, given in record.norms if path == norm.path]
+    if not read:
         return _INLINE
     gains = _gains(norm, module)
     if isinstance(gains, str):
         return gains
     found: dict[tuple[str, int], Seen] = {}
-    for given, output in calls:
+    for given in read:
         for holder, nth, add, total in record.adds:
             if total is given:
                 eps = 0.0 if norm.eps is None else norm.eps
                 pair = Pair(holder, nth, norm.path, _KINDS[norm.kind], eps, norm.weight_offset, *gains)
-                found.setdefault((holder, nth), Seen(pair, add, output))
+                found.setdefault((holder, nth), Seen(pair, add))
     return list(found.values()) or "the add before it is written in another form than skip + branch"
 
 

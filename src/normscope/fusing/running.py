@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode
 
 from normscope.fusing.adds import Add, AddMode, Adds
 from normscope.fusing.checking import run
@@ -19,12 +20,13 @@ class Running:
 
     Attributes:
         norms: the norm of each pair, by holder and number of the add.
+        mode: that of the running forward.
     """
 
     pairs: dict[tuple[str, int], Pair]
     norms: dict[tuple[str, int], nn.Module]
     backend: Backend | None
-    modes: list[AddMode] = field(default_factory=list)
+    mode: AddMode | None = None
     handles: list[Any] = field(default_factory=list)
     adds: Adds = field(init=False)
 
@@ -47,8 +49,8 @@ class Running:
             handle.remove()
         self.handles.clear()
         for norm in dict.fromkeys(self.norms.values()):
+            _forget(norm)
             norm.__class__ = type(norm).__mro__[2]
-            norm.__dict__.pop("_ahead", None)
 
     def _computed(self, path: str, nth: int, add: Add) -> Tensor | None:
         pair = self.pairs.get((path, nth))
@@ -63,13 +65,22 @@ class Running:
     def _start(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():  # the compiler fuses by itself
             return
-        mode = AddMode(self.adds)
-        self.modes.append(mode)
-        mode.__enter__()
+        self._leave()  # a forward that Ctrl-C ended calls no hook
+        self.mode = AddMode(self.adds)
+        self.mode.__enter__()
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.modes:
-            return
-        self.modes.pop().__exit__(None, None, None)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.mode is not None and _get_current_function_mode() is self.mode:
+            self.mode.__exit__(None, None, None)
+        self.mode = None
+        self.adds.calls.clear()
         for norm in self.norms.values():
-            norm.__dict__.pop("_ahead", None)
+            _forget(norm)
+
+
+def _forget(norm: nn.Module) -> None:
+    assert isinstance(norm, ReadsAhead)
+    norm.forget()
