@@ -9,7 +9,7 @@ from rich.console import Console
 
 from normscope.anatomy import Anatomy, Stack
 from normscope.probes import Measurement, Measurements, not_measured
-from normscope.report import print_markdown, print_report, text_anatomy, text_report
+from normscope.report import print_markdown, print_report, tables, text_anatomy, text_report
 from normscope.report.console import as_text
 from normscope.report.sites import compress, in_lines, shorten
 from normscope.report.terminal import MOST_ROWS, block_table, folded
@@ -256,3 +256,13 @@ def test_a_long_name_keeps_its_end() -> None:
 def test_the_head_names_the_scheme_where_the_reading_names_one(stacks: list[Stack], words: str) -> None:
     shown = text_report(replace(report(), anatomy=Anatomy(tuple(stacks))), 140).splitlines()
     assert f"model   {words}" in shown
+
+
+def test_many_figures_with_one_reason_are_counted_instead_of_listed() -> None:
+    rows = [not_measured(f"a/{i}", f"blocks.{i}", "too large") for i in range(23)]
+    ((quantities, sites, why),) = tables.not_measured(rows, {})
+    assert quantities.endswith(", a/19 and 3 more figures")
+    assert sites == "blocks.0, blocks.1, blocks.2 and 20 more places"
+    assert why == "too large"
+    ((quantities, sites, _),) = tables.not_measured(rows[:3], {})
+    assert (quantities, sites) == ("a/0, a/1, a/2", "blocks.0, blocks.1, blocks.2")

@@ -154,9 +154,14 @@ def not_measured(rows: Sequence[Measurement], budget: Mapping[str, Any]) -> list
         quantities = list(dict.fromkeys(gap.quantity for gap in gaps))
         gaps.sort(key=lambda gap: quantities.index(gap.quantity))
         sites = list(dict.fromkeys(gap.site or "whole model" for gap in gaps))
-        shown = ", ".join(sites[:3]) + (f" and {len(sites) - 3} more places" if len(sites) > 3 else "")
-        reasons.append((", ".join(quantities), shown, why))
+        reasons.append((_listed(quantities, 20, "figures"), _listed(sites, 3, "places"), why))
     return reasons
+
+
+def _listed(names: Sequence[str], most: int, kind: str) -> str:
+    """The first `most` names, and the number of the others."""
+    more = f" and {len(names) - most} more {kind}" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _left_out(budget: Mapping[str, Any]) -> str:
