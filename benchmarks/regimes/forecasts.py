@@ -1,12 +1,12 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
     python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh] [--only WORD]
-                                           [--whole]
+                                           [--whole] [--steps N] [--refine N]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
 The forecasts are those of `normscope check --forecast` at the seed of replica 0. The rule is set on the part
 that is seen; the parts that are held out and fresh are forecast once, when the rule is fixed. With `--whole`
-no trial stops early, and no rate is left to larger ones.
+no trial stops early, and no rate is left to larger ones. `--steps` and `--refine` are those of the command.
 """
 
 import argparse
@@ -39,13 +39,15 @@ def name_of(case: Case) -> str:
     return f"{case.regime}: {case.name}"
 
 
-def forecasts(case: Case) -> list[dict[str, Any]]:
+def forecasts(case: Case, steps: int = Recipe.steps, refine: int = 0) -> list[dict[str, Any]]:
     """The forecast of a ladder, one record for each learning rate."""
     subject = case.subject(case.seed)
-    config = Recipe(optimizer=case.optimizer, lr=WANTED, seed=case.seed, precision=case.precision)
+    config = Recipe(
+        optimizer=case.optimizer, lr=WANTED, seed=case.seed, precision=case.precision, steps=steps
+    )
     started = time.process_time()
     subject, notes = with_baseline(subject)
-    said = forecast_ladder(subject, read_anatomy(subject), config, RATES)
+    said = forecast_ladder(subject, read_anatomy(subject), config, RATES, refine=refine)
     seconds = (time.process_time() - started) / len(RATES)
     return [
         {
@@ -95,6 +97,8 @@ def main() -> None:
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
     parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="seen")
     parser.add_argument("--only", default="", help="part of the names of ladders")
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--refine", type=int, default=0)
     parser.add_argument("--whole", action="store_true", help="without early stops")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,7 +108,7 @@ def main() -> None:
         if not wanted or case.part != options.part or name_of(case) in known:
             continue
         with whole_trials() if options.whole else contextlib.nullcontext():
-            found = forecasts(case)
+            found = forecasts(case, options.steps, options.refine)
         with options.file.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in found)
         print(name_of(case), found[0]["seconds"], [row["outcome"] for row in found], flush=True)

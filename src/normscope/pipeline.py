@@ -3,7 +3,7 @@
 import dataclasses
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
 from normscope.errors import UsageError, describe
 from normscope.forecast import (
+    LADDER_STEPS,
     Forecast,
     ForecastInterrupted,
     LadderForecast,
@@ -81,6 +82,7 @@ class Check:
     ignore: tuple[str, ...]
     rates: tuple[float, ...]
     try_remedies: bool
+    refine: int = 0
     anatomy: Anatomy = NOTHING_READ
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
@@ -154,6 +156,7 @@ def check(
     precision: str | None = None,
     steps: int = 20,
     forecast_rates: Iterable[float] = (),
+    refine: int = 0,
     try_remedies: bool = False,
     budget: str = "standard",
     quantise: str | Iterable[str] = (),
@@ -185,6 +188,7 @@ def check(
         precision: "float32" (the default), or autocast to "bfloat16" or "float16".
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
+        refine: steps over which the best of these rates are tried again; 0 for none. 140 name a better rate.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
         quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
@@ -234,6 +238,7 @@ def check(
         )
     rates = tuple(forecast_rates)
     _require_steps(steps, rates, try_remedies)
+    _require_longer(refine, steps, rates)
     for rate in rates:  # an invalid rate is refused before the long work
         dataclasses.replace(config, lr=rate)
     run = Check(
@@ -244,6 +249,7 @@ def check(
         parse_codes(ignore),
         rates,
         try_remedies,
+        refine,
         quantise=formats,
     )
     with only_once():
@@ -270,6 +276,16 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
     if steps == 0 and (rates or remedies):
         what = "forecast_rates" if rates else "try_remedies"
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
+
+
+def _require_longer(refine: int, steps: int, rates: Sequence[float]) -> None:
+    """Raise UsageError if a second trial of the best of `rates` is not longer than the first of `steps`."""
+    first = max(steps, LADDER_STEPS)
+    if refine and not rates:
+        raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
+    if refine and refine <= first:
+        what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
+        raise UsageError(what, wanted, "use 140")
 
 
 def _keep(run: Check, stop: KeyboardInterrupt) -> None:
@@ -377,7 +393,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         run.notes.append(f"no other learning rates were tried: {run.forecast.reason}")
     elif run.rates:
         with timed(run.cost, "rates"):
-            run.ladder = forecast_ladder(*given, run.rates, _stepping(progress, "rates", done))
+            told = _stepping(progress, "rates", done)
+            run.ladder = forecast_ladder(*given, run.rates, told, refine=run.refine)
     if run.try_remedies:
         done += bool(run.rates)
         progress("remedies", done)

@@ -285,7 +285,7 @@ def test_the_options_of_check_are_frozen() -> None:
             "--traceback",
         ),
         *("--source", "--target", "--images"),
-        *("--forecast", "--rates", "--try-remedies"),
+        *("--forecast", "--rates", "--refine", "--try-remedies"),
         *("--schedule", "--run-steps", "--weight-decay", "--eps", "--beta1", "--beta2"),
         *("--clip", "--accumulation", "--precision"),
         *("--module", "--quiet-script"),

@@ -55,3 +55,28 @@ def test_a_run_that_does_not_fail_has_no_remedies_to_try(capsys: pytest.CaptureF
     report = json.loads(capsys.readouterr().out)
     assert report["remedies"]["attempts"] == []
     assert report["ladder"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--refine", "36"], "more than the 36"),
+        (["--refine", "80", "--steps", "90"], "more than the 90"),
+        (["--refine", "140", "--steps", "0"], "--forecast with --steps 0"),
+        (["--refine", "140", "--", "python", "train.py"], "--refine with a training script"),
+    ],
+)
+def test_what_cannot_be_refined_is_one_line(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [] if "--" in options else QUICK
+    assert run(["check", *model, *options]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_refined_rates_mean_a_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *QUICK, "--rates", "1e-3,1e-4", "--refine", "40", "--format", "json"]) == 0
+    rungs = json.loads(capsys.readouterr().out)["ladder"]["rungs"]
+    assert 40 in [rung["steps"] for rung in rungs]

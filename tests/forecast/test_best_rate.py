@@ -7,7 +7,7 @@ import random
 import pytest
 
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
-from normscope.forecast.best_rate import ALIKE, KEPT, best_rate, end_loss, lowest
+from normscope.forecast.best_rate import ALIKE, CANDIDATES, KEPT, best_rate, candidates, end_loss, lowest
 from normscope.report.rescue import rate_to_use
 from normscope.train import CRITERION_STEPS
 
@@ -192,3 +192,33 @@ def test_a_rate_beside_shorter_trials_is_no_end_of_what_was_tested() -> None:
 def test_one_rung_that_is_undecided_says_so() -> None:
     one = [dataclasses.replace(each, outcome="undecided") for each in only(1)[:1]]
     assert "(its trial is undecided)" in best_rate(one).reason
+
+
+def test_a_long_trial_is_compared_by_its_mean_loss() -> None:
+    """One batch differs from the others by more than good rates do."""
+    short = rung(1e-3, 5.0, 4.5)
+    apart = tuple(dataclasses.replace(s, recent_loss=s.loss - 1) for s in short.curve)
+    stretched = _stretched(dataclasses.replace(short, curve=apart), 4)
+    doublings = math.log2(CRITERION_STEPS / 160)
+    assert end_loss(dataclasses.replace(short, curve=apart)) == end_loss(short)
+    found = end_loss(dataclasses.replace(short, curve=stretched))
+    assert found == pytest.approx(3.5 * (3.5 / 4) ** (KEPT * doublings))
+
+
+def test_the_candidates_have_the_lowest_predicted_losses_and_do_not_fail() -> None:
+    rungs = ladder(4e-4, rates=(1e-5, 3e-5, *RATES))
+    assert [rung.lr for rung in candidates(rungs)] == [3e-4, 1e-3, 1e-4, 3e-3]
+    assert len(candidates(rungs)) == CANDIDATES
+    failing = [dataclasses.replace(each, outcome="collapses") for each in rungs]
+    assert candidates(failing) == []
+    assert [each.lr for each in candidates([*failing[:-1], rungs[-1]])] == [1e-2]
+
+
+def test_the_first_trials_of_a_refined_ladder_do_not_count() -> None:
+    rungs = ladder(1e-3)
+    again = [dataclasses.replace(r, curve=_stretched(r, 3)) for r in ladder(3e-4)[1:4]]
+    found = best_rate([rungs[0], *again, rungs[4]])
+    assert found.rate == best_rate(again).rate
+    failing = [dataclasses.replace(each, outcome="plateau") for each in again]
+    left = [rungs[0], *failing, rungs[4]]
+    assert best_rate(left).rate == best_rate([rungs[0], rungs[4]]).rate, "a failing trial is no measure"

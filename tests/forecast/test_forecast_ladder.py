@@ -13,6 +13,7 @@ from torch import nn
 from normscope.anatomy import read_anatomy
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
+from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.ladder import ahead
 from normscope.subjects import load, make_subject
 from normscope.train import LoneTrials, Recipe, many_trials
@@ -64,6 +65,52 @@ def test_a_rung_is_trained_and_looked_at_as_a_forecast_is() -> None:
         for look in (look for look in rung.curve if look.step in (0, STEPS // 2, STEPS)):
             assert look.loss == pytest.approx(looks[look.step].loss, rel=1e-3)
             assert look.diversity == pytest.approx(looks[look.step].diversity, rel=0.02)
+
+
+def test_the_best_rates_are_tried_again_for_longer() -> None:
+    model, rates, longer = Tiny(depth=1, dropout=0.0), [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2], 110
+    given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), rates)
+    first, ladder = forecast_ladder(*given), forecast_ladder(*given, refine=longer)
+    assert [rung.lr for rung in ladder.rungs] == rates
+    again = {rung.lr: rung for rung in ladder.rungs if rung.steps == longer}
+    assert again.keys() == {rung.lr for rung in candidates(first.rungs)}
+    for lr, rung in again.items():
+        alone = forecast(subject_of(model), anatomy_of(model), Recipe(lr=lr, steps=longer))
+        looks = {look.step: look for look in alone.curve}
+        assert rung.curve[-1].step in (longer // 2, longer), "clear ones stop half-way"
+        assert rung.curve[-1].loss == pytest.approx(looks[rung.curve[-1].step].loss, rel=1e-3)
+        assert rung.curve[-1].recent_loss == pytest.approx(looks[rung.curve[-1].step].recent_loss, rel=1e-3)
+    for short, rung in zip(first.rungs, ladder.rungs, strict=True):
+        assert rung.lr in again or rung.curve == short.curve
+    assert ladder.best is not None
+    assert ladder.best.rate == best_rate(list(again.values())).rate
+
+
+def test_without_a_healthy_rate_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
+    assert all(rung.steps == STEPS for rung in _refined().rungs)
+
+
+def test_an_interrupted_second_trial_leaves_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ladder_module._Ladder.try_all
+
+    def try_all(self, configs, *, brief=False) -> None:
+        if configs[0].steps > STEPS:
+            self.rungs.append(_with("not measured", configs[0]))
+            raise KeyboardInterrupt
+        kept(self, configs, brief=brief)
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    with pytest.raises(LadderInterrupted) as stop:
+        _refined()
+    assert [rung.steps for rung in stop.value.ladder.rungs] == [STEPS, STEPS]
+    assert all(rung.outcome != "not measured" for rung in stop.value.ladder.rungs)
+
+
+def _refined():
+    model = Tiny(depth=1, dropout=0.0)
+    given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), [3e-4, 1e-3])
+    return forecast_ladder(*given, refine=60)
 
 
 def test_rungs_take_turns_on_a_cpu_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:

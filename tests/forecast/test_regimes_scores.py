@@ -131,9 +131,9 @@ def test_forecasts_keep_every_measurement_and_continue(
     monkeypatch.setattr(forecasts, "CASES", [tiny("seen", "seen"), tiny("held-out", "held")])
     real = forecasts.forecasts
 
-    def counted(case: Case) -> list[dict[str, Any]]:
+    def counted(case: Case, *options: int) -> list[dict[str, Any]]:
         next(made)
-        return real(case)
+        return real(case, *options)
 
     monkeypatch.setattr(forecasts, "forecasts", counted)
     threads = torch.get_num_threads()

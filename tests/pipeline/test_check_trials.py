@@ -35,7 +35,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the trials, which record their arguments."""
     asked: dict[str, Any] = {}
 
-    def ladder(subject, anatomy, config, rates, progress):
+    def ladder(subject, anatomy, config, rates, progress, *, refine):
         asked["rates"] = rates
         progress(1, 4)
         return LadderForecast((said("trains"),), 3e-4, "not needed", 0)
@@ -82,7 +82,7 @@ def test_ctrl_c_keeps_what_was_tried(
 ) -> None:
     ladder, rescue = LadderForecast((said("trains"),), 3e-4, "not tried", None), Rescue((ATTEMPT,), "cut")
 
-    def stop(*given: Any) -> None:
+    def stop(*given: Any, **options: Any) -> None:
         raise LadderInterrupted(ladder) if name == "forecast_ladder" else RemediesInterrupted(rescue)
 
     monkeypatch.setattr(pipeline, name, stop)
@@ -106,6 +106,12 @@ def test_trials_without_steps_are_refused(options: dict[str, Any]) -> None:
 def test_a_rate_that_is_not_positive_is_refused() -> None:
     with pytest.raises(normscope.UsageError, match="positive"):
         checked(forecast_rates=[1e-3, -1.0])
+
+
+@pytest.mark.parametrize(("refine", "rates"), [(36, [1e-3]), (140, [])])
+def test_a_second_trial_is_longer_than_the_first_and_has_rates(refine: int, rates: list[float]) -> None:
+    with pytest.raises(normscope.UsageError, match="of the first trials" if rates else "learning rates"):
+        checked(forecast_rates=rates, refine=refine)
 
 
 def test_the_whole_way_on_a_run_that_fails() -> None:

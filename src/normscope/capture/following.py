@@ -33,7 +33,7 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import RECENT, WatchedTrial, measured_steps
+from normscope.forecast.watch import WatchedTrial, measured_steps, recent_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.probes.quantisation import parse_formats
@@ -381,7 +381,10 @@ class Following(Counting):
             except CommunicationError as error:
                 self._only_losses = str(error)
                 self.check.notes.append(f"from step {self.step} on only the losses are judged: {error}")
-        loss, recent = (self.losses or [self._first_loss])[-1], self.losses[-RECENT:]
+        loss, recent = (
+            (self.losses or [self._first_loss])[-1],
+            self.losses[-recent_steps(self.settings.steps) :],
+        )
         self.curve.append(
             ForecastStep(
                 step=self.step,

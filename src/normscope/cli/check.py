@@ -49,7 +49,7 @@ Ignore = Annotated[
         autocompletion=complete_codes,
     ),
 ]
-OF_CHECK = ("steps", "try_remedies", "budget", "quantise", "seed", "select", "ignore")
+OF_CHECK = ("steps", "refine", "try_remedies", "budget", "quantise", "seed", "select", "ignore")
 """Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
 OF_RECIPE = (
     *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
@@ -61,7 +61,18 @@ RECIPE = "Recipe of the intended run"
 
 OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
 """Options that change nothing in the report."""
-OF_SCRIPT = {"model", "steps", "forecast", "rates", "try_remedies", "budget", "select", "ignore", "module"}
+OF_SCRIPT = {
+    "model",
+    "steps",
+    "refine",
+    "forecast",
+    "rates",
+    "try_remedies",
+    "budget",
+    "select",
+    "ignore",
+    "module",
+}
 OF_SCRIPT |= {"quantise", *OF_SHOWING}
 """Parameters that the check of a script takes; the script sets the others."""
 
@@ -136,6 +147,15 @@ def command(
             metavar="RATES",
         ),
     ] = None,
+    refine: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Try the four best learning rates again, over this many steps: 140 name a better one, in "
+            "about three times the time. Implies --forecast.",
+            metavar="STEPS",
+        ),
+    ] = 0,
     try_remedies: Annotated[
         bool,
         typer.Option("--try-remedies", help="If the forecast fails, try the remedies and rank them."),
@@ -210,7 +230,7 @@ def command(
     format = chosen_format(context, Format)
     if context.meta[SCRIPT] is None and is_store(model):
         return _of_store(context, format)
-    if steps == 0 and (forecast or rates is not None or try_remedies):
+    if steps == 0 and (forecast or refine or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
     if context.meta[SCRIPT] is not None:
@@ -230,7 +250,7 @@ def command(
         subject = load(model, **options.loading(context))
         settings = {name: context.params[name] for name in OF_CHECK} | recipe_options(context, subject.run)
         if rungs is None:
-            rungs = _around(subject.run, settings) if forecast else []
+            rungs = _around(subject.run, settings) if forecast or refine else []
         try:
             report = normscope.check(
                 subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
@@ -256,6 +276,9 @@ def _of_script(context: typer.Context, format: Format) -> int:
     if given["model"] != words[0] or context.args != words[1:]:
         both = f'MODEL "{given["model"]}" and `{shlex.join(words)}` after --'
         raise UsageError(both, "one of the two", "leave one out")
+    if given["refine"]:
+        why = "a model: copies of a script repeat the few batches of its steps"
+        raise UsageError("--refine with a training script", why, "use --forecast --steps 140")
     if given["steps"] == 0:
         raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
     rates = [] if given["rates"] is None else _rates(given["rates"])

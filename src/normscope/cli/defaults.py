@@ -12,7 +12,7 @@ _LISTS = ("select", "ignore")
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("lr", "weight_decay", "eps", "beta1", "beta2", "clip"), ((int, float), "a number")),
     **dict.fromkeys(("warmup", "steps", "seed", "batch_size", "seq_len"), (int, "a whole number")),
-    **dict.fromkeys(("run_steps", "accumulation"), (int, "a whole number")),
+    **dict.fromkeys(("run_steps", "accumulation", "refine"), (int, "a whole number")),
     **dict.fromkeys(("forecast", "try_remedies", "quiet_script"), (bool, "true or false")),
     **dict.fromkeys(_LISTS, (str, "a string, or a list of strings")),
     **dict.fromkeys(

@@ -1,8 +1,10 @@
 """The learning rate to use: the one whose run is predicted to end with the lowest loss.
 
-The loss of the fixed batch at the end of a run is extrapolated from the second half of each trial: each
-further doubling of the steps changes its logarithm by `KEPT` of what the last doubling did. Without that, the
-lowest loss of a short trial belongs to a rate that is too large, because a large rate gains early and stalls.
+The loss at the end of a run is extrapolated from the second half of each trial: each further doubling of the
+steps changes its logarithm by `KEPT` of what the last doubling did. Without that, the lowest loss of a short
+trial belongs to a rate that is too large, because a large rate gains early and stalls. It is the loss of the
+fixed batch, which does not lag; in a trial longer than `LONG` steps it is the mean of the last training
+losses: there, rates differ by less than a single batch differs from the others.
 The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest; of
 one or two healthy rates it is the better one. One rate alone has no range.
 docs/forecast.md has the evidence.
@@ -12,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from normscope.forecast.record import BestRate, Forecast, ForecastStep
-from normscope.forecast.rule import at_full_rate
+from normscope.forecast.rule import LONG, at_full_rate
 from normscope.train import CRITERION_STEPS
 
 KEPT = 1 / 3
@@ -22,6 +24,9 @@ ALIKE = 0.05
 """Rates whose loss is predicted to fall this much less than at the best, as a share, are as good."""
 FEWEST = 3
 """Measurements of a trial that are needed to extrapolate its loss."""
+CANDIDATES = 4
+"""Rates that are tried again in a longer trial. With 2 or 3, the best one was missing more often; 5 were no
+better (31 ladders that are not held out)."""
 
 
 def best_rate(rungs: Sequence[Forecast]) -> BestRate:
@@ -32,17 +37,13 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     Args:
         rungs: forecasts of one model at several rates, with the same warm-up.
     """
-    longest = max((rung.curve[-1].step for rung in rungs if rung.curve), default=0)
-    whole = [rung for rung in rungs if rung.curve and 4 * rung.curve[-1].step > 3 * longest]
-    healthy = [rung for rung in whole if rung.trains or rung.outcome in ("slow", "undecided")]
-    ends = [(rung, end) for rung in healthy if (end := end_loss(rung)) is not None]
+    ends = _ends(rungs)
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
         words = f"the only tested rate that does not fail{open_}; test others near it"
         return BestRate(ends[0][0].lr, None, None, words)
-    ends.sort(key=lambda each: each[0].lr)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
     low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)
@@ -50,6 +51,19 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
     return BestRate(
         _rounded(2**rate), _rounded(2**low), _rounded(2**high), _edge(rungs, ends[-1][0], rates, losses)
     )
+
+
+def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses."""
+    return [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
+
+
+def _ends(rungs: Sequence[Forecast]) -> list[tuple[Forecast, float]]:
+    """The rungs that do not fail and have a whole trial, each with its predicted loss; by learning rate."""
+    healthy = [r for r in rungs if r.curve and (r.trains or r.outcome in ("slow", "undecided"))]
+    longest = max((rung.curve[-1].step for rung in healthy), default=0)
+    whole = sorted((r for r in healthy if 4 * r.curve[-1].step > 3 * longest), key=lambda rung: rung.lr)
+    return [(rung, end) for rung in whole if (end := end_loss(rung)) is not None]
 
 
 def _is_promising(rung: Forecast) -> bool:
@@ -63,12 +77,12 @@ def _rounded(rate: float) -> float:
 
 
 def end_loss(rung: Forecast) -> float | None:
-    """Predicted loss of the fixed batch after 300 steps; None where the trial did not get far."""
+    """Predicted loss after 300 steps; None where the trial did not get far."""
     return extrapolated(rung.curve, rung.trial_warmup)
 
 
 def extrapolated(curve: Sequence[ForecastStep], warmup: int = 0) -> float | None:
-    """Loss of the fixed batch after 300 steps that the second half of a trial predicts, see `end_loss`.
+    """Loss after 300 steps that the second half of a trial predicts, see `end_loss`.
 
     Args:
         curve: the measurements, the first one before the first step.
@@ -79,12 +93,18 @@ def extrapolated(curve: Sequence[ForecastStep], warmup: int = 0) -> float | None
     last = curve[-1]
     half = min(curve[:-1], key=lambda each: abs(each.step - last.step / 2))
     before, now = (at_full_rate(each.step, warmup) for each in (half, last))
-    if not 0 < before < now or not math.isfinite(last.loss):
+    start, end = (_compared(each, last.step) for each in (half, last))
+    if not 0 < before < now or not math.isfinite(end):
         return None
     times = KEPT * max(0.0, math.log2(CRITERION_STEPS / last.step)) / math.log2(now / before)
-    if min(half.loss, last.loss) <= 0:  # no logarithm: a likelihood of real numbers
-        return last.loss - times * (half.loss - last.loss)
-    return float(last.loss * (last.loss / half.loss) ** times)
+    if min(start, end) <= 0:  # no logarithm: a likelihood of real numbers
+        return end - times * (start - end)
+    return float(end * (end / start) ** times)
+
+
+def _compared(each: ForecastStep, steps: int) -> float:
+    """The loss by which rates are compared in a trial of `steps` steps: see the module's text."""
+    return each.loss if steps <= LONG or each.recent_loss is None else each.recent_loss
 
 
 def lowest(places: Sequence[float], values: Sequence[float]) -> float:

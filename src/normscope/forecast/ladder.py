@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
-from normscope.forecast.best_rate import best_rate
+from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
@@ -17,7 +17,7 @@ from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
 from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
-from normscope.forecast.watch import RECENT, Progress, train_copies
+from normscope.forecast.watch import Progress, recent_steps, train_copies
 from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
@@ -42,6 +42,8 @@ def forecast_ladder(
     config: Recipe,
     rates: Iterable[float],
     progress: Progress | None = None,
+    *,
+    refine: int = 0,
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
@@ -52,6 +54,7 @@ def forecast_ladder(
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
+        refine: steps of a second, longer trial of the best rates, whose forecasts count then; 0 for none.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -65,6 +68,8 @@ def forecast_ladder(
         ladder.try_all(configs[len(low) :])
         ladder.try_low(low)
         ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
+        if refine:
+            ladder.refine(dataclasses.replace(longer, steps=refine))
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -140,6 +145,18 @@ class _Ladder:
                 rung = as_forecast(decision, self.subject, self.anatomy, config, ())
                 self.rungs.append(dataclasses.replace(rung, certainty=sure))
         self.rungs.sort(key=lambda rung: rung.lr)
+
+    def refine(self, config: Recipe) -> None:
+        """Replace the forecasts of the best rates by those of longer trials, `config.steps` each."""
+        lrs = [rung.lr for rung in candidates(self.rungs)]
+        if not lrs:
+            return
+        longer = _Ladder(self.subject, self.anatomy, self.progress, len(lrs))
+        try:
+            longer.try_all(_at_rates(config, lrs))
+        finally:  # Ctrl-C leaves the first forecasts of rates that were not tried again
+            again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
+            self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
 
     @property
     def best_is_lowest(self) -> bool:
@@ -259,7 +276,8 @@ def ahead(lr: float, own: float | None, rungs: Sequence[Forecast], first: float 
     """
     for other in sorted(rungs, key=lambda each: each.lr):
         step = FAR * lr / other.lr
-        seen = [(each.step - min(RECENT, each.step) / 2, each.recent_loss) for each in other.curve[1:]]
+        num = recent_steps(other.steps)
+        seen = [(each.step - min(num, each.step) / 2, each.recent_loss) for each in other.curve[1:]]
         pairs = [(middle, loss) for middle, loss in seen if loss is not None]
         if other.lr > lr and pairs and first <= step <= pairs[-1][0]:
             found = _between(pairs, step)

@@ -15,7 +15,7 @@ from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
+from normscope.forecast.rule import DEAD, EXTENSION, LONG, TRANSIENT, Decision, decide, last_diversity
 from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
@@ -28,7 +28,9 @@ COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 SPARSE_BATCHES = 4  # the same in a ladder of many rungs
 
-RECENT = 10  # training losses whose mean is `recent_loss`
+RECENT = 10
+"""Training losses whose mean is `recent_loss`; twice as many in a trial longer than `LONG` steps, whose rates
+differ by less than batches do."""
 
 
 @dataclass
@@ -78,7 +80,7 @@ class WatchedTrial:
             gradients: norms by block of the last step's gradients; None reads them from the model.
             norms: norms of all gradients of each step so far, where known.
         """
-        recent = losses[-RECENT:]
+        recent = losses[-recent_steps(self.config.steps) :]
         loss, diversity = Evaluator(self.subject, self.anatomy, self.model, self.states).state()
         self.curve.append(
             ForecastStep(
@@ -287,6 +289,11 @@ def _largest(values: Sequence[float]) -> float | None:
     if not values:
         return None
     return max(values) if all(map(math.isfinite, values)) else math.inf
+
+
+def recent_steps(steps: int) -> int:
+    """Number of training losses in the mean `recent_loss` of a trial of `steps` steps."""
+    return RECENT if steps <= LONG else 2 * RECENT
 
 
 def measured_steps(steps: int, sparse: bool = False) -> set[int]:
