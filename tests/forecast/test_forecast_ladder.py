@@ -86,6 +86,19 @@ def test_the_best_rates_are_tried_again_for_longer() -> None:
     assert ladder.best.rate == best_rate(list(again.values())).rate
 
 
+@pytest.mark.parametrize(("steps", "num"), [(100, 10), (110, 20)])
+def test_the_recent_loss_is_the_mean_of_more_losses_in_a_long_trial(
+    monkeypatch: pytest.MonkeyPatch, steps: int, num: int
+) -> None:
+    made: list[LoneTrials] = []
+    monkeypatch.setattr(watch_module, "LoneTrials", lambda *given: made.append(LoneTrials(*given)) or made[0])
+    model = Tiny(depth=1)
+    found = forecast(subject_of(model), anatomy_of(model), Recipe(lr=1e-3, steps=steps))
+    losses = made[0].losses[0]
+    for look in found.curve[1:]:
+        assert look.recent_loss == pytest.approx(sum(losses[: look.step][-num:]) / min(num, look.step))
+
+
 def test_without_a_healthy_rate_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
     assert all(rung.steps == STEPS for rung in _refined().rungs)
