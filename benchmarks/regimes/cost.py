@@ -1,6 +1,7 @@
 """Processor time of the forecast of a ladder as a share of the training that it saves.
 
     python -m benchmarks.regimes.cost [WORD …] [--part seen|held-out|fresh] [--every N]
+                                      [--refine N]
 
 A forecast includes everything: the loss without the input, the anatomy, trials, and warm-ups where the wanted
 rate fails. The training that it saves is 300 steps at each of the learning rates, alone or as a stack. Both
@@ -42,10 +43,10 @@ def seconds(case: Case, replicas: int) -> float:
     return (time.process_time() - started) / TIMED / replicas
 
 
-def shares(case: Case) -> Shares:
+def shares(case: Case, refine: int = 0) -> Shares:
     """Cost of the forecast of a ladder."""
     before = seconds(case, 1), seconds(case, len(RATES))
-    rungs = forecasts(case)
+    rungs = forecasts(case, refine=refine)
     after = seconds(case, 1), seconds(case, len(RATES))
     lone, stacked = (STEPS * (a + b) / 2 for a, b in zip(before, after, strict=True))
     spent = rungs[0]["seconds"]  # of a learning rate
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", default=[""], help="parts of the names of ladders")
     parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="held-out")
     parser.add_argument("--every", type=int, default=1, help="only each N-th ladder")
+    parser.add_argument("--refine", type=int, default=0, help="as `check --refine`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [
@@ -67,7 +69,7 @@ def main() -> None:
     ]
     found = []
     for case in cases[:: options.every]:
-        found.append(shares(case))
+        found.append(shares(case, options.refine))
         lone, stacked, steps = found[-1]
         print(
             f"{name_of(case)}: {100 * lone:.1f} % of lone runs, {100 * stacked:.1f} % of stacked ones, "
