@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope import nn
+    from normscope import kernels, nn, planning
     from normscope.anatomy import Anatomy, read_anatomy
     from normscope.compare import Diff, DiffInterrupted, diff
     from normscope.errors import NormscopeError, UsageError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normscope.monitor import Monitor, Rescue
     from normscope.pipeline import CheckInterrupted, check
     from normscope.planning import Plan, plan
+    from normscope.planning.recompute import recompute
     from normscope.report import Report
     from normscope.subjects import Run, Subject
     from normscope.subjects.load import load
@@ -47,10 +48,13 @@ __all__ = [
     "check",
     "diff",
     "fuse",
+    "kernels",
     "load",
     "nn",
     "plan",
+    "planning",
     "read_anatomy",
+    "recompute",
 ]
 
 _HOME = {
@@ -71,16 +75,20 @@ _HOME = {
     "fuse": "fusing",
     "load": "subjects",
     "plan": "planning",
+    "recompute": "planning",
     "read_anatomy": "anatomy",
 }
+
+
+_MODULES = ("kernels", "nn", "planning")
 
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, so that a misspelt name is an error
 
     def __getattr__(name: str) -> Any:
         """Import on first use: `normscope --help` and `import normscope` do not wait for torch."""
-        if name == "nn":
-            return import_module("normscope.nn")
+        if name in _MODULES:
+            return import_module(f"normscope.{name}")
         if name not in _HOME:
             raise AttributeError(f"module 'normscope' has no attribute {name!r}")
         state = random.getstate()  # rich draws from Python's generator when it is imported

@@ -40,7 +40,7 @@ def test_this_machine_has_what_is_needed(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert f"torch         {torch.__version__}" in shown
     assert f"{torch.get_num_threads()} threads" in shown
-    assert "No GPU was measured" in shown
+    assert "No forecast was measured on a GPU" in shown
     assert shown.splitlines()[-1].startswith("Everything")
 
 
@@ -126,7 +126,7 @@ def test_accelerators_are_listed_with_what_was_not_measured(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     shown = text_diagnosis(diagnose())
-    assert shown.count("Big GPU, 80 GiB. No GPU was measured") == 2
+    assert shown.count("Big GPU, 80 GiB. No forecast was measured on a GPU") == 2
     assert "cuda:1" in shown
 
 

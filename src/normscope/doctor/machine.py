@@ -7,7 +7,7 @@ import tempfile
 import threading
 from typing import Any
 
-NOT_MEASURED = "No GPU was measured: every figure and threshold of normscope was taken on CPUs."
+NOT_MEASURED = "No forecast was measured on a GPU: thresholds and figures of checks were taken on CPUs."
 
 
 def devices() -> dict[str, Any]:
