@@ -8,7 +8,7 @@ import pytest
 from normscope.anatomy import read_anatomy
 from normscope.forecast import forecast
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import SHARED, decide
+from normscope.forecast.rule import LONG, SHARED, decide
 from normscope.subjects import load
 from normscope.train import Recipe
 
@@ -71,6 +71,19 @@ def test_a_larger_rate_that_has_learnt_shows_that_the_batches_agree() -> None:
     assert said.score == pytest.approx((2.304 - 2.27 - 0.02) / 0.04)
     risen = seen(2.31, (2.305, 2.35), 0.9, 0.05)
     assert decide(risen, 2.304, tokens=False, ahead=2.25).outcome == "plateau", "its own loss rises"
+
+
+def test_the_mean_loss_of_a_long_trial_shows_that_the_batches_agree() -> None:
+    """Under noise the pull is small for longer than the loss is above that of a constant."""
+    short = seen(2.31, (2.305, 2.24), 0.9, 0.05)
+    long = tuple(dataclasses.replace(each, step=5 * each.step) for each in short)
+    assert short[-1].step <= LONG < long[-1].step
+    assert decide(short, 2.304, tokens=False).outcome == "plateau"
+    said = decide(long, 2.304, tokens=False)
+    assert said.outcome == "trains"
+    assert "the mean loss of the last batches, 2.24, is under the loss without the input" in said.reason
+    assert said.score == pytest.approx((2.304 - 2.24 - 0.02) / 0.04)
+    assert decide(long, 2.25, tokens=False).outcome == "plateau", "not clearly under it"
 
 
 def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:

@@ -67,9 +67,10 @@ def forecast_ladder(
     try:
         ladder.try_all(configs[len(low) :])
         ladder.try_low(low)
-        ladder.rungs = [compared(rung, ladder.rungs) for rung in ladder.rungs]
+        ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
+            ladder.compare()
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -145,6 +146,10 @@ class _Ladder:
                 rung = as_forecast(decision, self.subject, self.anatomy, config, ())
                 self.rungs.append(dataclasses.replace(rung, certainty=sure))
         self.rungs.sort(key=lambda rung: rung.lr)
+
+    def compare(self) -> None:
+        """Judge each rung again, with the losses of the larger rates."""
+        self.rungs = [compared(rung, self.rungs) for rung in self.rungs]
 
     def refine(self, config: Recipe) -> None:
         """Replace the forecasts of the best rates by those of longer trials, `config.steps` each."""

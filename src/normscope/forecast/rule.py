@@ -133,9 +133,10 @@ def _margins(
             margins["pull"] = (mean - SHARED) / (2 * SHARED)
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
-    if not tokens and "pull" in margins and ahead is not None and baseline is not None:
-        under = (baseline - ahead) / unit  # a larger learning rate has learnt: the batches agree after all
-        margins["pull"] = max(margins["pull"], (under - HELD) / (2 * HELD))
+    if not tokens and "pull" in margins and baseline is not None:
+        for learnt in (ahead, _long_mean(curve)):  # who has learnt shows that the batches agree after all
+            if learnt is not None:
+                margins["pull"] = max(margins["pull"], ((baseline - learnt) / unit - HELD) / (2 * HELD))
     found = pace(curve, baseline, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
@@ -145,6 +146,11 @@ def _margins(
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
+
+
+def _long_mean(curve: Sequence[ForecastStep]) -> float | None:
+    """The mean loss at the end of a long trial; None of a shorter one, whose ten losses say less."""
+    return curve[-1].recent_loss if curve[-1].step > LONG else None
 
 
 def life(curve: Sequence[ForecastStep]) -> float:
@@ -297,7 +303,10 @@ def _by_agreement(
     if score < 0:
         return _slow(curve, score, name)
     agreed = f"batches agree on what to learn {scores}"
-    if mean < SHARED:
+    own = _long_mean(curve)
+    if mean < SHARED and own is not None and own < baseline:
+        agreed = f"the mean loss of the last batches, {own:.3g}, is under the {name}"
+    elif mean < SHARED:
         agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
