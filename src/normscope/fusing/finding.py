@@ -11,13 +11,13 @@ from normscope.anatomy import Anatomy
 from normscope.anatomy.measuring import measuring
 from normscope.anatomy.names import named_modules
 from normscope.anatomy.types import Norm, Site
-from normscope.fusing.adds import Add, AddMode, Adds
+from normscope.fusing.adds import Add, Adds
 from normscope.fusing.pairs import Pair
 from normscope.kernels.form import Norm as Kind
 from normscope.subjects import untouched
 from normscope.subjects.subject import Batch, call_model
 
-_INLINE = "it is written out in a larger module, or takes the stream otherwise than as its first argument"
+_INLINE = "it is written out in a larger module, or takes the stream otherwise than as its only argument"
 _KINDS: dict[str, Kind] = {"layernorm": "layer", "rmsnorm": "rms"}
 
 
@@ -45,7 +45,7 @@ class _Record:
     norms: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def note(self, path: str, nth: int, add: Add) -> Tensor:
-        total = torch.add(add.branch, add.skip, alpha=add.alpha)
+        total = add.total()
         self.adds.append((path, nth, add, total))
         return total
 
@@ -83,19 +83,21 @@ def _recorded(model: nn.Module, batch: Batch, holders: set[str], norms: set[str]
     adds = Adds(record.note)
 
     def reads(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                record.norms.append((path, args[0]))
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            first, *rest = args or (None,)
+            alone = all(each is None for each in (*rest, *kwargs.values()))
+            if alone and isinstance(first, Tensor) and isinstance(output, Tensor):
+                record.norms.append((path, first))
 
         return hook
 
     with untouched(model), measuring(model), ExitStack() as held:
-        for handle in adds.watch(model, holders, norms):
-            held.callback(handle.remove)
+        held.callback(adds.unwatch)
+        adds.watch(model, holders, norms)
         for path, module in named_modules(model):
             if path in norms:
-                held.callback(module.register_forward_hook(reads(path)).remove)
-        with torch.no_grad(), AddMode(adds):
+                held.callback(module.register_forward_hook(reads(path), with_kwargs=True).remove)
+        with torch.no_grad(), adds.mode():
             call_model(model, batch)
     return record
 

@@ -3,15 +3,16 @@
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+import torch
 from torch import nn
 
 from normscope.anatomy import read_anatomy
 from normscope.anatomy.names import named_modules
 from normscope.errors import UsageError
-from normscope.fusing.checking import why_not
+from normscope.fusing.checking import Situation, checked
 from normscope.fusing.finding import Left, find_pairs
 from normscope.fusing.pairs import Pair
-from normscope.fusing.running import Running
+from normscope.fusing.running import Place, Running
 from normscope.kernels.ahead import ReadsAhead
 from normscope.kernels.dispatch import Backend
 from normscope.nn.recompute import Recomputed
@@ -36,7 +37,7 @@ class Fused(AbstractContextManager["Fused"]):
     def undo(self) -> nn.Module:
         """Take the fusing back; the model, with the weights that it has by now."""
         self._running.remove()
-        self._running = Running({}, {}, None)
+        self._running = Running({}, {}, {}, None)
         return self.model
 
     def __exit__(
@@ -50,6 +51,7 @@ class Fused(AbstractContextManager["Fused"]):
         return "\n".join([*lines, *(f"left {each.norm}: {each.why}" for each in self.left)])
 
 
+@torch.inference_mode(mode=False)  # gradients are checked
 def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | None = None) -> Fused:
     """Compute each residual add of a model together with the norm that reads it (`kernels.residual_norm`).
 
@@ -81,17 +83,21 @@ def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | Non
     batch = make_subject(model).batch if batch is None else batch
     seen, left = find_pairs(model, batch, read_anatomy(model, batch))
     pairs: list[Pair] = []
+    dtypes: dict[tuple[Place, Situation], torch.dtype | None] = {}
     for each in seen:
-        why = why_not(each, modules[each.pair.norm], backend)
-        if why is None:
-            pairs.append(each.pair)
-        else:
-            left.append(Left(each.pair.norm, why))
+        pair, norm = each.pair, modules[each.pair.norm]
+        found = checked(pair, norm, each.add, backend)
+        if isinstance(found, str):
+            left.append(Left(pair.norm, found))
+            continue
+        pairs.append(pair)
+        dtypes |= {((pair.holder, pair.nth), where): dtype for where, dtype in found.items()}
     if not pairs:
         reasons = "; ".join(f"{each.norm}: {each.why}" for each in left[:3])
         given = "a model without a LayerNorm or RMSNorm that reads a residual add and can be fused"
         raise UsageError(given, "at least one", reasons or "see `normscope anatomy`")
     places = {(pair.holder, pair.nth): pair for pair in pairs}
-    running = Running(places, {place: modules[pair.norm] for place, pair in places.items()}, backend)
+    norms = {place: modules[pair.norm] for place, pair in places.items()}
+    running = Running(places, norms, dtypes, backend)
     running.install(model)
     return Fused(model, tuple(pairs), tuple(left), running)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from normscope.kernels.form import Norm
 
@@ -30,6 +30,6 @@ class Pair:
     weight: str | None
     bias: str | None
 
-    def gains(self, norm: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    def gains(self, norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """The norm's weight, to which `offset` is added, and its bias."""
         return tuple(None if name is None else getattr(norm, name) for name in (self.weight, self.bias))  # type: ignore[return-value]

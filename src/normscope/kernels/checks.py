@@ -52,11 +52,12 @@ def _checked_form(
 
 def require_arrays(arrays: Arrays) -> None:
     """Raise UsageError unless dtypes, shapes and devices of x, branch, weight and bias fit."""
-    if not _fit(*arrays):
+    if not fit(*arrays):
         _say_why(arrays)
 
 
-def _fit(x: Any, branch: Any, weight: Any, bias: Any) -> bool:
+def fit(x: Any, branch: Any, weight: Any, bias: Any) -> bool:
+    """Whether dtypes, shapes and devices fit."""
     if not (isinstance(x, Tensor) and isinstance(branch, Tensor)):
         return False
     shape, device = x.shape, x.device

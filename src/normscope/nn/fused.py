@@ -11,11 +11,18 @@ from normscope.kernels.ahead import ReadsAhead
 from normscope.nn.norms import LayerNorm, RMSNorm
 
 
-class FusedLayerNorm(ReadsAhead, LayerNorm):  # type: ignore[misc]  # it takes LayerNorm's arguments
+class _ReadsAhead(ReadsAhead):
+    """Our norms ignore which tokens are padding."""
+
+    def forward(self, x: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class FusedLayerNorm(_ReadsAhead, LayerNorm):
     """LayerNorm whose result the sum before it computes."""
 
 
-class FusedRMSNorm(ReadsAhead, RMSNorm):
+class FusedRMSNorm(_ReadsAhead, RMSNorm):
     """RMSNorm whose result the sum before it computes."""
 
 
@@ -36,15 +43,16 @@ def make_read_ahead(norm: nn.Module) -> None:
 def summed_for(norm: nn.Module, x_BTD: Tensor, f_BTD: Tensor, stream_scale: float) -> Tensor:
     """stream_scale·x + f, whose norm is computed with it and kept for the norm's next call."""
     assert isinstance(norm, FusedLayerNorm | FusedRMSNorm)
+    dtype = torch.promote_types(x_BTD.dtype, f_BTD.dtype)
     normed, stream = residual_norm(
         x_BTD,
-        f_BTD,
+        f_BTD.to(dtype),  # under autocast the norm of a float32 stream stays in float32
         weight=norm.weight,
         bias=norm.bias if isinstance(norm, nn.LayerNorm) else None,
-        eps=torch.finfo(x_BTD.dtype).eps if norm.eps is None else norm.eps,
+        eps=torch.finfo(torch.promote_types(dtype, torch.float32)).eps if norm.eps is None else norm.eps,
         norm="layer" if isinstance(norm, nn.LayerNorm) else "rms",
         alpha=stream_scale,
-        stream_dtype=torch.promote_types(x_BTD.dtype, f_BTD.dtype),
+        stream_dtype=dtype,
     )
     norm.expect(stream, normed)
     return stream

@@ -19,6 +19,7 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of parameters
     are not restored: train on a copy.
     """
+    _reshard(model)
     modules = [(module, _attributes(module)) for module in model.modules()]
     # Scripted modules keep their mode elsewhere.
     modes = [(module, module.training) for module in model.modules()]
@@ -30,6 +31,7 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                 parameter.grad = None
             yield model
         finally:
+            _reshard(model)
             for module, mode in modes:
                 module.training = mode
             for module, attributes in modules:
@@ -43,6 +45,13 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                 for tensor, value in values:
                     if not _equal(tensor, value):  # a write invalidates graphs that have saved the tensor
                         tensor.detach().copy_(value)
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free the weights that FSDP gathered for a forward, which would otherwise count as the model's own."""
+    for module in model.modules():
+        if hasattr(type(module), "set_reshard_after_forward"):  # an FSDPModule, whose import takes long
+            module.reshard()  # type: ignore[operator]
 
 
 def _equal(tensor: Tensor, value: Tensor) -> bool:
