@@ -19,7 +19,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from normscope.planning.work import Work, work_of
+from normscope.planning.work import BY_AUTOGRAD, SAVED_AGAIN, Work, work_of
 
 ROUND = {"cuda": 512}
 """Device type → bytes to a multiple of which PyTorch's allocator rounds each storage."""
@@ -102,10 +102,15 @@ class Tracker(TorchDispatchMode):
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor):
                 self._seen(tensor, self.phase)
-        by_autograd = self.phase is Held.BACKWARD and not torch.is_grad_enabled()
-        if not (by_autograd and func in _WRITTEN_IN_PLACE):
+        in_backward, is_again = self.phase is Held.BACKWARD, torch.is_grad_enabled()
+        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE):
             self._note_peak()
-        self.work = self.work.plus(work_of(func, args, kwargs or {}, output))
+        work = work_of(func, args, kwargs or {}, output)
+        if in_backward:
+            # A second run detaches each tensor that it saves, once from Python's hook and once from its end.
+            is_saved = func is torch.ops.aten.detach.default
+            work = work._replace(calls=1.0 if is_again else SAVED_AGAIN / 2 if is_saved else BY_AUTOGRAD)
+        self.work = self.work.plus(work)
         return output
 
     def _seen(self, tensor: Tensor, held: Held) -> list[Storage]:
