@@ -17,6 +17,7 @@ from normscope.database import is_sqlite
 MODELS = ("decoder", "encoder", "encoder-decoder", "vision")
 OPTIONS = ("scheme=", "depth=", "width=", "heads=", "norm=", "hidden=", "vocab=", "context=", "positions=")
 """The options of `nn:` that are typed most; `normscope check` names all of them where one is wrong."""
+FORMATS = ("int8", "int4", "fp8")
 _RULE = re.compile(r'^@rule\(\s*"(NS\d{3})".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 _ALARM = re.compile(r'^[A-Z_]+ = alarm\(\s*"(NS\d{3})",\s*"([\w-]+)"', re.MULTILINE)
 _SCHEME = re.compile(
@@ -79,6 +80,11 @@ def complete_schemes(incomplete: str) -> list[str]:
     return _in_list(incomplete, schemes())
 
 
+def complete_formats(incomplete: str) -> list[str]:
+    """Completions of number formats with commas between them."""
+    return _in_list(incomplete, FORMATS)
+
+
 @cache
 def findings() -> dict[str, str]:
     """Code → name of every finding."""
@@ -138,7 +144,9 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 
 def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in names if name.lower().startswith(last.lower())]
+    given = before.split(",")
+    matching = (name for name in names if name.lower().startswith(last.lower()) and name not in given)
+    return [f"{before}{comma}{name}" for name in matching]
 
 
 def _of_ours(rest: str) -> Iterator[str]:

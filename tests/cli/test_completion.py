@@ -14,6 +14,7 @@ from normscope import completion
 from normscope.cli.main import run
 from normscope.monitor.alarms import ALARMS
 from normscope.nn.schemes import SCHEMES
+from normscope.probes.quantisation import FORMATS
 from normscope.rules import RULES
 
 
@@ -21,6 +22,7 @@ def test_the_names_that_are_read_are_those_of_the_tables() -> None:
     assert completion.findings() == {code: rule.name for code, rule in RULES.items()}
     assert completion.alarms() == {code: alarm.name for code, alarm in ALARMS.items()}
     assert set(completion.schemes()) == set(SCHEMES)
+    assert completion.FORMATS == FORMATS
 
 
 def test_models_and_options_are_those_of_nn() -> None:
@@ -75,6 +77,8 @@ def test_codes_are_completed_one_by_one() -> None:
     assert completion.complete_code("post") == ["post-ln-deep"]
     assert completion.complete_schemes("pre,dee") == ["pre,deepnorm"]
     assert completion.complete_scheme("dee") == ["deepnorm"]
+    assert completion.complete_formats("int") == ["int8", "int4"]
+    assert completion.complete_formats("int8,") == ["int8,int4", "int8,fp8"]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +156,7 @@ def test_bash_is_offered_what_goes_on_from_the_word(in_bash: Callable[[str], lis
     assert in_bash("check nn:x --select NS101,post") == ["NS101,post-ln-deep"]
     assert in_bash("check nn : decoder --budget = fa") == ["fast"]
     assert in_bash("check nn : decoder --select = NS101") == ["NS101"]
+    assert in_bash("check nn:x --quantise int8,f") == ["int8,fp8"]
     assert in_bash("doc") == ["doctor"]
 
 

@@ -15,7 +15,7 @@ from normscope.cli import options
 from normscope.cli.options import FailOn, option
 from normscope.cli.output import chosen_format, emit, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
-from normscope.completion import complete_codes
+from normscope.completion import complete_codes, complete_formats
 from normscope.database import is_store
 from normscope.errors import UsageError
 
@@ -172,6 +172,7 @@ def command(
             "Also round weights, stream, norms and branches, place by place, to int8, int4, fp8 or several "
             "(int8,fp8). Needs the extra quantise (torchao).",
             metavar="FORMATS",
+            autocompletion=complete_formats,
         ),
     ] = "",
     batch_size: options.BatchSize = 4,

@@ -115,13 +115,7 @@ def _subject(
         return subject
     if not model.startswith(("nn:", "hf:")):
         return load_to_read(model, **portions, **place)
-    subject = load(model, **portions, **place, fake=True)
-    kinds = {p.dtype for p in subject.model.parameters()}
-    if (
-        place["dtype"] is None and torch.bfloat16 in kinds
-    ):  # `load` may have changed it for a mixture of experts
-        return load_to_read(model, **portions, **place)
-    return subject
+    return load(model, **portions, **place, fake=True)
 
 
 class Limit(NamedTuple):

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from normscope.anatomy import named_modules
 from normscope.planning.tracker import Held, Storage, Tracker
 from normscope.planning.units import Group, Unit, Watch
-from normscope.planning.work import Work
+from normscope.planning.work import RUN_AGAIN, SAVED_AGAIN, Work
 
 FIRST, BETWEEN, LAST = "before the blocks", "between the blocks", "after the blocks: logits and loss"
 _ACTIVATIONS = (Held.BLOCKS, Held.ENDS)
@@ -89,7 +89,7 @@ class Recorder(Watch):
         self.tracker, self.saved = tracker, Saved()
         self._begun: dict[Unit, Work] = {}
         self._last: dict[Unit, Work] = {}
-        self._num_calls = 0
+        self._num_saved: Counter[Unit] = Counter()
 
     @contextmanager
     def recording(self, model: nn.Module, groups: tuple[Group, ...]) -> Iterator[Saved]:
@@ -118,6 +118,7 @@ class Recorder(Watch):
     def enter(self, unit: Unit, inputs: list[Tensor]) -> None:
         """Note the storages that the unit is given."""
         self._begun[unit] = self._last[unit] = self.tracker.work
+        self._num_saved[unit] = 0
         for storage in (each for tensor in inputs for each in self.tracker.storages(tensor)):
             if storage.held in _ACTIVATIONS:
                 self.saved.inputs[unit][storage.number] = storage
@@ -126,12 +127,14 @@ class Recorder(Watch):
         """Note the work until the last tensor that was saved."""
         self.saved.calls[unit] += 1
         done = self._last[unit].minus(self._begun[unit])
-        self.saved.work[unit] = self.saved.work[unit].plus(done)
+        again = Work(calls=RUN_AGAIN + SAVED_AGAIN * self._num_saved[unit])
+        self.saved.work[unit] = self.saved.work[unit].plus(done).plus(again)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         running = tuple(self.running)
         for unit in running:
             self._last[unit] = self.tracker.work
+            self._num_saved[unit] += 1
         for storage in self.tracker.storages(tensor):
             if storage.held in _ACTIVATIONS:
                 self.saved.storages[storage.number] = storage

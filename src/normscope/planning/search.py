@@ -1,7 +1,7 @@
 """The search for a plan: choose units by their bytes and cost, measure the step with them, choose again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -12,10 +12,13 @@ from normscope.planning.saved import BETWEEN, FIRST, Saved
 from normscope.planning.stand_in import num_sequences, with_sequences
 from normscope.planning.step import Footprint, MakeOptimizers, Step
 from normscope.planning.units import Group, Unit
+from normscope.planning.work import RUN_AGAIN, Work
 from normscope.subjects import Subject
 
 Progress = Callable[[str, int, int], None]
-TRIES = 8
+TRIES = 10
+CLOSE = 100
+"""A choice is close if it leaves at most 1/`CLOSE` of the memory free."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +52,41 @@ def search(
     """The cheapest choice whose measured peak is at most `memory`.
 
     A choice is made by a model of the backward pass, see `Moments`, and measured. If its peak is too high,
-    the model is given less room, and if room is left over, more.
+    the model is given less room, and if room is left over, more. `low` and `high` are the bounds of the room
+    between which the choices begin to fail.
 
     Raises:
         Misfit: none was found.
     """
     if base.peak <= memory:
         return Found((), base)
-    moments = moments_of(step, groups, saved, base)
-    room = memory - sum(base.stays.values())
+    moments, stays = moments_of(step, groups, saved, base), sum(base.stays.values())
+    low, room, high = 0, max(0, memory - stays), base.peak - stays
     tried: dict[tuple[str, ...], Found] = {}
     for attempt in range(TRIES):
-        chosen = cheapest(moments, room)
-        if chosen is None:
+        paths = _cheapest_paths(moments, room)
+        is_new = paths is not None and paths not in tried
+        if paths is not None and is_new:
+            progress("choosing", attempt, TRIES)
+            tried[paths] = measured(step, groups, saved, paths)
+        over = 0 if paths is None else tried[paths].footprint.peak - memory
+        low, high = (low, room) if over > 0 else (room, high)
+        if paths is not None and -memory // CLOSE <= over <= 0:
             break
-        paths = tuple(unit.path for option in chosen for unit in option.units)
-        if paths in tried:
-            break
-        progress("choosing", attempt, TRIES)
-        tried[paths] = measured(step, groups, paths)
-        room += memory - tried[paths].footprint.peak
+        room = room - over if is_new and low < room - over < high else (low + high) // 2
     ways = leanest_ways(groups, moments, saved)
     if all(found.footprint.peak > memory for found in tried.values()):
         progress("choosing", TRIES - 1, TRIES)
-        tried |= {way: measured(step, groups, way) for way in ways if way not in tried}
+        tried |= {way: measured(step, groups, saved, way) for way in ways if way not in tried}
     fitting = [found for found in tried.values() if found.footprint.peak <= memory]
     if not fitting:
         raise Misfit(min([Found((), base), *tried.values()], key=lambda each: each.footprint.peak), ways)
     return min(fitting, key=lambda each: each.footprint.work.cost)
+
+
+def _cheapest_paths(moments: Moments, room: int) -> tuple[str, ...] | None:
+    chosen = cheapest(moments, room)
+    return None if chosen is None else tuple(unit.path for option in chosen for unit in option.units)
 
 
 def moments_of(step: Step, groups: tuple[Group, ...], saved: Saved, base: Footprint) -> Moments:
@@ -96,10 +106,13 @@ def _arrived(block: nn.Module, saved: Saved) -> int:
     return min((saved.arrived[id(p)] for p in block.parameters() if id(p) in saved.arrived), default=0)
 
 
-def measured(step: Step, groups: tuple[Group, ...], paths: Sequence[str]) -> Found:
-    """The step with these modules recomputed."""
+def measured(step: Step, groups: tuple[Group, ...], saved: Saved, paths: Sequence[str]) -> Found:
+    """The step with these modules recomputed; its work holds the start of each second run."""
     with recompute(step.subject.model, paths):
-        return Found(tuple(paths), step.measure(groups))
+        footprint = step.measure(groups)
+    runs = sum(count for unit, count in saved.calls.items() if unit.path in paths)
+    work = footprint.work.plus(Work(calls=RUN_AGAIN * runs))
+    return Found(tuple(paths), replace(footprint, work=work))
 
 
 def leanest_ways(groups: tuple[Group, ...], moments: Moments, saved: Saved) -> Ways:
@@ -123,8 +136,8 @@ def most_sequences(
     while fails - fits > 1:
         middle = (fits + fails) // 2
         step = Step(with_sequences(subject, middle), make, precision)
-        step.record(())
-        if any(measured(step, (), way).footprint.peak <= memory for way in ways):
+        saved = step.record(())
+        if any(measured(step, (), saved, way).footprint.peak <= memory for way in ways):
             fits = middle
         else:
             fails = middle

@@ -3,6 +3,9 @@
 Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns
 it until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`: a
 test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen.
+
+Under any dispatch mode, autograd writes some results to a new tensor that it otherwise writes into an old one
+(`_WRITTEN_IN_PLACE`), and drops the old one at once. For a moment there are both. That moment is no peak.
 """
 
 import weakref
@@ -16,10 +19,23 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from normscope.planning.work import Work, work_of
+from normscope.planning.work import BY_AUTOGRAD, SAVED_AGAIN, Work, work_of
 
 ROUND = {"cuda": 512}
 """Device type → bytes to a multiple of which PyTorch's allocator rounds each storage."""
+
+_WRITTEN_IN_PLACE = frozenset(
+    (
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.scatter.src,
+        torch.ops.aten.scatter_add.default,
+    )
+)
+"""Operations of the backward pass that autograd does in place, and not in place under a dispatch mode.
+
+These are the sum of a tensor's gradients, and the gradients of indexing, `gather`, `max` and `topk`.
+"""
 
 
 class Held(StrEnum):
@@ -86,7 +102,15 @@ class Tracker(TorchDispatchMode):
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor):
                 self._seen(tensor, self.phase)
-        self.work = self.work.plus(work_of(func, args, kwargs or {}, output))
+        in_backward, is_again = self.phase is Held.BACKWARD, torch.is_grad_enabled()
+        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE):
+            self._note_peak()
+        work = work_of(func, args, kwargs or {}, output)
+        if in_backward:
+            # A second run detaches each tensor that it saves, once from Python's hook and once from its end.
+            is_saved = func is torch.ops.aten.detach.default
+            work = work._replace(calls=1.0 if is_again else SAVED_AGAIN / 2 if is_saved else BY_AUTOGRAD)
+        self.work = self.work.plus(work)
         return output
 
     def _seen(self, tensor: Tensor, held: Held) -> list[Storage]:
@@ -105,9 +129,11 @@ class Tracker(TorchDispatchMode):
         self._storages[key] = new
         self._total += new.num_bytes
         self.live[held] += new.num_bytes
+        return new
+
+    def _note_peak(self) -> None:
         if self._total > self.peak:
             self.peak, self.at_peak, self.peak_moment = self._total, self.live.copy(), self.moment
-        return new
 
     def _forgetting(self, key: int, storage: Storage) -> Callable[[Any], None]:
         def gone(_: Any) -> None:

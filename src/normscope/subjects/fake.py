@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,20 @@ from normscope.subjects.feed import map_tensors
 from normscope.subjects.subject import Batch
 
 
+class _Faking(FakeTensorMode):
+    """Mode that multiplies matrices in groups in any type, as real tensors do; PyTorch's takes bfloat16 alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not _GROUPED or args[0].dtype == torch.bfloat16:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        left, right, *others = args
+        halves = (left.bfloat16(), right.bfloat16(), *others)
+        return super().__torch_dispatch__(func, types, halves, kwargs).to(left.dtype)
+
+
+_GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
+
+
 @contextmanager
 def faking() -> Iterator[FakeTensorMode]:
     """A mode for fake tensors, with PyTorch's warnings about them silenced."""
@@ -21,7 +36,7 @@ def faking() -> Iterator[FakeTensorMode]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with warnings.catch_warnings(), _Faking(allow_non_fake_inputs=True) as mode:
             # Copying a module, as nn.TransformerEncoder does, asks each parameter for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield mode

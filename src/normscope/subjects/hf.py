@@ -36,15 +36,13 @@ def load_hf(
         made = configured(spec)
         refusals: list[UsageError] = []
         for head in heads_of(made.config):
-            # Grouped matmul (mixtures of experts) takes fake tensors only in bfloat16: try that next.
-            for each in (dtype, torch.bfloat16) if fake and dtype is None else (dtype,):
-                try:
-                    with seeded(portions.seed):
-                        model, notes = _build(spec, head, made, device, fake)
-                        feeder = feeder_of(moved(model, device, each), head.kind, portions, data, made.folder)
-                        return hf_subject(feeder, spec.text, (*made.notes, *notes))
-                except AttemptError as refusal:
-                    refusals.append(refusal)
+            try:
+                with seeded(portions.seed):
+                    model, notes = _build(spec, head, made, device, fake)
+                    feeder = feeder_of(moved(model, device, dtype), head.kind, portions, data, made.folder)
+                    return hf_subject(feeder, spec.text, (*made.notes, *notes))
+            except AttemptError as refusal:
+                refusals.append(refusal)
     if refusals:
         raise refusals[0]
     raise UsageError(

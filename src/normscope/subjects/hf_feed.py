@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.nn.output import IGNORED
 from normscope.subjects.assemble import AttemptError, first_that_runs, looking, shorter
@@ -98,6 +98,24 @@ def _require_fitting(feeder: Feeder, data: Data) -> None:
         require_classes(feeder.model.config.num_labels, given, "num_labels")
 
 
+def _most_positions(model: Any) -> int | None:
+    """The longest sequence for which the model's table of learnt positions suffices; None without a table.
+
+    It is an embedding with as many rows as the config has positions, or up to 4 more (OPT, BART), and not that
+    of the tokens. Positions begin after the padding's row, if there is one (RoBERTa).
+    """
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(most, int):
+        return None
+    vocabulary = _vocabulary(model)
+    for module in model.modules():
+        rows = module.num_embeddings if isinstance(module, nn.Embedding) else None
+        if rows is not None and rows != vocabulary and most <= rows < most + 5:
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return min(most, rows - first)
+    return None
+
+
 def _vocabulary(model: Any) -> int | None:
     """Number of ids; None for images and sounds, 256 if ids are Unicode characters (CANINE)."""
     size = getattr(model.config.get_text_config(), "vocab_size", None)
@@ -149,7 +167,10 @@ def _is_causal(subject: Subject) -> bool:
 
 def _feeds(feeder: Feeder) -> Iterator[Feed]:
     if feeder.main not in FLOAT_INPUTS and feeder.corpus is not None:
+        most = _most_positions(feeder.model)
         for short in shorter(feeder.portions, feeder.model):
+            if most is not None and short.seq_len > most:
+                continue  # a real forward fails; a fake one cannot see it
             feed = _text_feed(dataclasses.replace(feeder, portions=short), feeder.corpus)
             yield _started(feed, feeder.model.config) if feeder.kind == "seq2seq" else feed
     if feeder.main in FLOAT_INPUTS:

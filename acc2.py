@@ -1,0 +1,41 @@
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+class M(TorchDispatchMode):
+    def __torch_dispatch__(s, f, t, a=(), k=None):
+        if not torch.is_grad_enabled(): print("   ", f, [tuple(x.shape) for x in a if isinstance(x, torch.Tensor)])
+        return f(*a, **(k or {}))
+from torch.profiler import profile, ProfilerActivity
+def try_(name, fn, *shapes):
+    xs = [torch.randn(*s, requires_grad=True) for s in shapes]
+    print("==", name)
+    l = fn(*xs).sum()
+    with M(): l.backward()
+    l = fn(*xs).sum()
+    with profile(activities=[ProfilerActivity.CPU]) as p: l.backward()
+    print("    real:", [e.name() for e in p.profiler.kineto_results.events() if e.name().startswith("aten::") ])
+i = torch.randint(0, 64, (32,))
+I = torch.randint(0, 8, (64, 8))
+try_("index", lambda x: x[i].sin(), (64, 8))
+try_("gather", lambda x: x.gather(1, I), (64, 8))
+try_("max", lambda x: x.max(1).values, (64, 8))
+try_("topk", lambda x: x.topk(2).values, (64, 8))
+try_("cumsum", lambda x: x.cumsum(1).sin(), (64, 8))
+try_("select", lambda x: x[:, 0].sin(), (64, 8))
+try_("slice", lambda x: x[:, 1:].sin(), (64, 8))
+try_("masked_fill", lambda x: x.masked_fill(I>3, 0), (64, 8))
+try_("where", lambda x: torch.where(I>3, x, 0.), (64, 8))
+try_("std", lambda x: x.std(1), (64, 8))
+try_("norm", lambda x: x.norm(dim=1), (64, 8))
+try_("prod", lambda x: x.prod(1), (64, 8))
+try_("logsumexp", lambda x: x.logsumexp(1), (64, 8))
+try_("emb", lambda x: torch.nn.functional.embedding(i, x), (64, 8))
+try_("conv1d", lambda x, w: torch.nn.functional.conv1d(x, w), (2, 4, 16), (4, 4, 3))
+try_("index_add", lambda x: torch.zeros(64,8).index_add(0, i, x), (32, 8))
+try_("segment", lambda x: torch.nn.functional.softplus(x), (32, 8))
+try_("norm2", lambda x: torch.nn.functional.normalize(x), (32, 8))
+try_("unfold", lambda x: x.unfold(1, 2, 1).sin(), (32, 8))
+try_("repeat", lambda x: x.repeat_interleave(2, 0).sin(), (32, 8))
+try_("scatter", lambda x: torch.zeros(64, 8).scatter(1, I, x), (64, 8))
+try_("amax", lambda x: x.amax(1), (64, 8))
+try_("sort", lambda x: x.sort(1).values, (64, 8))
+try_("cumprod", lambda x: x.cumprod(1), (64, 8))
