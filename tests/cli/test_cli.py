@@ -354,3 +354,14 @@ def test_an_unknown_format_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
         'normscope: format "int9" of quantise: expected some of int8, int4, fp8, with commas between them; '
         'the nearest name is "int8".\n'
     )
+
+
+def test_an_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.planning.plan", stopped)
+    assert run(["plan", "nn:decoder"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "normscope: interrupted"

@@ -21,7 +21,7 @@ from normscope.planning.stand_in import fake_stand_in, to_read
 from normscope.planning.step import Step, makes
 from normscope.planning.tracker import Tracker
 from normscope.planning.units import groups_of
-from normscope.planning.words import shortened
+from normscope.planning.words import shortened, text
 from normscope.subjects.feed import tensors_in
 
 SPEC = "nn:decoder,depth=3,width=64,heads=2"
@@ -95,16 +95,22 @@ def test_the_batch_that_an_error_names_fits_and_twice_as_many_do_not() -> None:
 
 
 def test_the_least_memory_that_an_error_names_is_enough() -> None:
-    limit = plan(SPEC).peak // 2
+    stays = plan(SPEC).before.stays
     with pytest.raises(UsageError) as caught:
-        plan(SPEC, limit)
+        plan(SPEC, sum(stays.values()) + stays[Held.PARAMETERS] + 1000)  # with gradients, and nothing else
     least = caught.value.expected.removeprefix("at least ").partition(",")[0]
     assert plan(SPEC, int(parse_bytes(least) * 1.01)).recompute
 
 
 def test_weights_alone_can_be_too_much() -> None:
-    with pytest.raises(UsageError, match=r"at any batch size: take an optimizer with less state than"):
-        plan(SPEC, "1MB")
+    """No recomputation changes that, and without weights and gradients alone fitting, no optimizer does."""
+    state = plan(SPEC, optimizer="adamw").before.stays[Held.OPTIMIZER]
+    weights = plan(SPEC, optimizer="sgd").before.stays[Held.PARAMETERS]
+    with pytest.raises(UsageError, match=r"at any batch size; take an optimizer with less state than"):
+        plan(SPEC, 2 * weights + state // 2)
+    with pytest.raises(UsageError, match=r"at any batch size; take a smaller model") as caught:
+        plan(SPEC, "1KB")
+    assert "in 1KB (1,000 B)" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -233,3 +239,8 @@ def test_an_input_that_nothing_else_saves_is_kept_for_the_second_run() -> None:
     state = 512 * 64 * 4
     assert nothing.kept - whole.kept == state  # two states less, and the input more
     assert freed == pytest.approx(state, abs=STATE)
+
+
+def test_a_plan_prints_as_the_command_shows_it() -> None:
+    made = plan(SPEC)
+    assert str(made) == text(made)

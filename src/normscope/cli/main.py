@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from normscope.cli import (
     anatomy,
@@ -33,8 +34,24 @@ from normscope.cli.output import is_of_output, spell_out, unwritten
 from normscope.errors import CaptureError, UsageError, describe, nearest
 from normscope.interrupts import only_once
 
+
+class _InterruptedError(Exception):
+    """Ctrl-C in a command that does not handle it."""
+
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C goes past Typer, which would end the process without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise _InterruptedError from stop
+
+
 app = typer.Typer(
     name="normscope",
+    cls=_Commands,
     help="Predict whether a deep Transformer will train: read where the norms sit on the residual stream, "
     "measure what that does to signals and gradients, and report findings before you pay for the run.",
     no_args_is_help=True,
@@ -108,7 +125,7 @@ def run(arguments: list[str]) -> int:
         return _refuse(message) if message else 2  # empty: the help was shown
     except UsageError as error:
         return _refuse(str(error), show_traceback="--traceback" in arguments)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, _InterruptedError, typer.Abort):
         print("normscope: interrupted", file=sys.stderr)
         return 130
     except SystemExit as stop:  # Typer exits with 1 where a pipe is closed, as if there were a finding

@@ -30,8 +30,8 @@ class ForecastStep:
             measured.
         update_ratio: median over weight matrices of RMS(update)/RMS(weight) of the last step.
         gradients: gradient norm by block site, of the last step.
-        recent_loss: mean loss of the last 10 training batches (20 in a trial longer than 100 steps), or fewer;
-            None at step 0.
+        recent_loss: mean loss of the last 10 training batches, or 20 in a trial longer than 100 steps; None
+            at step 0.
         batch_entropy: unigram entropy of the targets of the batch of `train_loss`, in nats, where known.
         largest_loss: largest loss of a training batch so far; inf once one was not finite; None at step 0.
         largest_gradient: largest norm of all gradients of a step together so far, before clipping; None where

@@ -65,7 +65,7 @@ def plan(
         UsageError: an argument or the model cannot be used, or no choice fits; the error then names the least
             memory and a batch size that fits.
     """
-    limit = None if memory is None else Limit(parse_bytes(memory), str(memory))
+    limit = None if memory is None else Limit(parse_bytes(memory), f"{memory}")
     make, name = _making(optimizer)
     _PRECISION.require("precision", precision)
     portions: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "text": text}
@@ -124,6 +124,10 @@ class Limit(NamedTuple):
     bytes: int
     given: str
 
+    def __str__(self) -> str:
+        """As it was given, and in the units of the figures beside it: "16GB (14.9 GiB)"."""
+        return f"{self.given} ({in_words(self.bytes)})"
+
 
 @dataclasses.dataclass(frozen=True)
 class _Planner:
@@ -151,6 +155,9 @@ class _Planner:
         before = step.measure(groups)
         found = Found((), before)
         if self.memory is not None:
+            always = sum(before.stays.values()) + num_bytes(trainable(subject.model))
+            if always > self.memory.bytes:
+                raise self._hopeless(subject, before, always)
             try:
                 found = search(step, groups, saved, before, self.memory.bytes, self.progress)
             except Misfit as misfit:
@@ -170,24 +177,29 @@ class _Planner:
             notes=subject.notes,
         )
 
+    def _hopeless(self, subject: Subject, step: Footprint, always: int) -> UsageError:
+        """The refusal of what no recomputation changes: weights, gradients and optimizer state."""
+        assert self.memory is not None, "a plan without a limit always fits"
+        state = step.stays.get(Held.OPTIMIZER, 0)
+        helps = always - state <= self.memory.bytes  # without any state
+        other = f"an optimizer with less state than {in_words(state)} or " if state and helps else ""
+        return UsageError(
+            f'"{subject.spec}" in {self.memory}',
+            f"over {in_words(always)}, which weights, gradients and optimizer state take at any batch size",
+            f"take {other}a smaller model",
+        )
+
     def _refusal(self, subject: Subject, misfit: Misfit) -> UsageError:
         assert self.memory is not None, "a plan without a limit always fits"
         sequences, least = num_sequences(subject), misfit.least.footprint
         words = f" with {sequences} sequences" if sequences is not None else ""
         return UsageError(
-            f'"{subject.spec}"{words} in {self.memory.given} (lowest peak: {_largest(least)})',
+            f'"{subject.spec}"{words} in {self.memory} (lowest peak: {_largest(least)})',
             f"at least {in_words(least.peak)}, with everything recomputed that can be",
             self._advice(subject, misfit, self.memory.bytes),
         )
 
     def _advice(self, subject: Subject, misfit: Misfit, memory: int) -> str:
-        stays = misfit.least.footprint.stays
-        always = sum(stays.values()) + num_bytes(trainable(subject.model))
-        if always > memory:
-            words = f"weights, gradients and optimizer state take {in_words(always)} at any batch size"
-            state = stays.get(Held.OPTIMIZER, 0)
-            other = f"an optimizer with less state than {in_words(state)} or " if state else ""
-            return f"{words}: take {other}a smaller model"
         self.progress("batch size", 2, 3)
         fits = most_sequences(subject, self.make, self.precision, misfit.ways, memory)
         if fits:

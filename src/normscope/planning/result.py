@@ -59,6 +59,11 @@ class Plan:
     tensors: str
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        from normscope.planning.words import text  # it needs this module
+
+        return text(self)
+
     @property
     def peak(self) -> int:
         """Peak bytes of the step as planned."""

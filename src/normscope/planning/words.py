@@ -34,7 +34,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.recompute:
         yield ""
         yield f"Recompute {len(plan.recompute)} modules: {', '.join(shortened(plan.recompute))}"
-        yield "In a script: normscope.planning.recompute(model, paths); the JSON lists the paths."
+        yield "In a script: normscope.recompute(model, paths); the JSON lists the paths."
     yield ""
     for note in plan.notes:
         yield f"Note: {note}"
