@@ -1,6 +1,7 @@
 """Cases of the sharded norms that every rank of a gloo group runs; a rank that fails names the case."""
 
 import itertools
+import multiprocessing
 import re
 import tempfile
 from collections.abc import Callable
@@ -35,10 +36,17 @@ def case(function: Callable[[int], None]) -> Callable[[int], None]:
     return function
 
 
+IMPORTS = [__name__, "torch._dynamo.backends.common", "torch.distributed.tensor.debug"]
+"""What the ranks need, imported once in the process from which they are forked: it takes seconds."""
+
+
 def run_ranks(ranks: int) -> None:
     """Run all cases on gloo ranks of one thread; raises the first failure."""
+    multiprocessing.set_forkserver_preload(IMPORTS)
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_run_rank, (ranks, f"{folder}/store"), nprocs=ranks)
+        processes.start_processes(
+            _run_rank, (ranks, f"{folder}/store"), nprocs=ranks, start_method="forkserver"
+        )
 
 
 def _run_rank(rank: int, ranks: int, store: str) -> None:

@@ -13,13 +13,13 @@ from normscope.planning.stand_in import fake_stand_in
 from normscope.planning.step import Step, makes
 from normscope.subjects import load
 
-_LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2"
+_LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2"
 CASES = (
-    Case("nn:decoder,depth=4,width=64,heads=2", "adamw", 0.7),
-    Case("nn:decoder,scheme=post,depth=3,width=64,heads=2,dropout=0.1", "sgd", 0.7),
+    Case("nn:decoder,depth=2,width=64,heads=2", "adamw", 0.7),
+    Case("nn:decoder,scheme=post,depth=2,width=64,heads=2,dropout=0.1", "sgd", 0.7),
     Case("nn:encoder-decoder,depth=2,width=64,heads=2", "muon", 0.8),
-    Case("nn:decoder,depth=4,width=64,heads=2", "adam", 0.8, precision="bfloat16"),
-    Case("hf:gpt2,n_layer=3,n_embd=64,n_head=2,vocab_size=300", "adafactor", 0.7),
+    Case("nn:decoder,depth=2,width=64,heads=2", "adam", 0.8, precision="bfloat16"),
+    Case("hf:gpt2,n_layer=2,n_embd=64,n_head=2,vocab_size=300", "adafactor", 0.7),
     Case(f"{_LLAMA},intermediate_size=128,vocab_size=300", "adamw", 0.75),
     Case("torch.nn.TransformerEncoder", "adamw", 0.8, 4, 64),
 )

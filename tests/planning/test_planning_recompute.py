@@ -115,11 +115,10 @@ def test_running_statistics_advance_once_a_step() -> None:
 
 
 def test_a_unit_whose_foreign_buffers_change_is_not_chosen() -> None:
-    spec = MODELS[1]
-    for share in (0.95, 0.9, 0.85):
-        made = plan(
-            spec, int(share * plan(spec, optimizer="sgd", seq_len=128).peak), optimizer="sgd", seq_len=128
-        )
+    sizes = {"optimizer": "sgd", "seq_len": 128}
+    peak = plan(MODELS[1], **sizes).peak
+    for share in (0.95, 0.85):
+        made = plan(MODELS[1], int(share * peak), **sizes)
         assert made.recompute
         assert not any("residual" in path for path in made.recompute)
 
