@@ -301,3 +301,19 @@ def test_models_that_cannot_be_fused_are_refused() -> None:
 def test_it_is_exported() -> None:
     assert normscope.fuse is fuse
     assert not issubclass(nn.LayerNorm, ReadsAhead)
+
+
+def test_norms_that_read_a_reshaped_sum_say_so() -> None:
+    """OPT's sums are flattened before their norm."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OPTConfig(
+        num_hidden_layers=1,
+        hidden_size=16,
+        num_attention_heads=2,
+        ffn_dim=16,
+        vocab_size=32,
+        word_embed_proj_dim=16,
+    )
+    model = transformers.OPTForCausalLM(config)
+    with pytest.raises(UsageError, match="reshaped or cast sum"):
+        fuse(model, torch.randint(0, 32, (2, 8)))

@@ -19,6 +19,8 @@ from normscope.nn.recompute import Recomputed
 from normscope.subjects import make_subject
 from normscope.subjects.subject import Batch
 
+_NO_SUM = "norms that read a reshaped or cast sum are not fused; see `normscope anatomy` for what they read"
+
 
 class Fused(AbstractContextManager["Fused"]):
     """A fused model's pairs, and the way back: `undo()`, or leaving a `with` block.
@@ -95,7 +97,7 @@ def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | Non
     if not pairs:
         reasons = "; ".join(f"{each.norm}: {each.why}" for each in left[:3])
         given = "a model without a LayerNorm or RMSNorm that reads a residual add and can be fused"
-        raise UsageError(given, "at least one", reasons or "see `normscope anatomy`")
+        raise UsageError(given, "at least one", reasons or _NO_SUM)
     places = {(pair.holder, pair.nth): pair for pair in pairs}
     norms = {place: modules[pair.norm] for place, pair in places.items()}
     running = Running(places, norms, dtypes, backend)
