@@ -11,7 +11,7 @@ from benchmarks.plan import Case, measured_peak, planned, subject_of
 from normscope.planning import Held, plan
 from normscope.planning.stand_in import fake_stand_in
 from normscope.planning.step import Step, makes
-from normscope.subjects import load
+from normscope.subjects import load, make_subject
 
 _LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2"
 CASES = (
@@ -48,6 +48,58 @@ def test_a_peak_in_the_optimizers_step_is_the_allocators() -> None:
     case = Case("nn:decoder,depth=2,width=256,heads=2", batch_size=1, seq_len=8)
     made = planned(case, None, {})
     assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=0.005)
+
+
+class Scan(nn.Module):
+    """A recurrence over the tokens: the gradient of each slice is as large as the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.values = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        gates, values = self.gates(x_BTD).sigmoid(), self.values(x_BTD)
+        state = torch.zeros_like(values[:, 0])
+        states = []
+        for token in range(x_BTD.shape[1]):
+            state = gates[:, token] * state + values[:, token]
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class Picks(nn.Module):
+    """Indexing, the largest values and gathering, whose gradients are written into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.register_buffer("order", torch.arange(64).flip(0))
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        for each in self.maps:
+            x_BD = each(x_BD)[self.order] * x_BD.topk(64, -1).values
+            x_BD = x_BD.gather(1, self.order.expand_as(x_BD))
+        return x_BD
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Scan(), (16, 48, 64)), (Picks(), (64, 64))], ids=["slices", "picks"]
+)
+def test_gradients_are_added_in_place_as_without_a_mode(model: nn.Module, shape: tuple[int, ...]) -> None:
+    subject = make_subject(model, torch.randn(shape))
+    case = Case(type(model).__name__, "sgd")
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, case, ()), rel=0.005)
+
+
+def test_a_mixture_of_experts_in_float32_is_followed_without_values() -> None:
+    case = Case(
+        "hf:mixtral,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+        "intermediate_size=128,vocab_size=300,num_local_experts=4"
+    )
+    made = planned(case, None, {})
+    assert made.tensors == "fake"
+    assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=WITHIN)
 
 
 def test_the_peak_is_that_of_pytorchs_tracker() -> None:

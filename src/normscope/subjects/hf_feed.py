@@ -101,8 +101,8 @@ def _require_fitting(feeder: Feeder, data: Data) -> None:
 def _most_positions(model: Any) -> int | None:
     """The longest sequence for which the model's table of learnt positions suffices; None without a table.
 
-    It is an embedding with as many rows as the config has positions, or up to 4 more (OPT, BART), and not that
-    of the tokens. Positions begin after the padding's row, if there is one (RoBERTa).
+    It is an embedding with as many rows as the config has positions, or up to 4 more (OPT, BART), and not
+    that of the tokens. Positions begin after the padding's row, if there is one (RoBERTa).
     """
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(most, int):
