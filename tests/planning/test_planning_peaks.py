@@ -1,6 +1,7 @@
 """Predicted peaks are those of the CPU's allocator, and of PyTorch's own tracker."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -100,6 +101,42 @@ def test_a_mixture_of_experts_in_float32_is_followed_without_values() -> None:
     made = planned(case, None, {})
     assert made.tensors == "fake"
     assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=WITHIN)
+
+
+_BART = (
+    "hf:bart,d_model=64,encoder_layers=2,decoder_layers=2,encoder_attention_heads=2,decoder_attention_heads=2,"
+    "encoder_ffn_dim=64,decoder_ffn_dim=64,vocab_size=300"
+)
+
+
+def test_a_mask_of_ones_is_left_out_as_for_real_tensors() -> None:
+    """BART gives its decoder a mask of ones, which transformers drops where it can read its values."""
+    case = Case(_BART, "sgd", batch_size=2, seq_len=256)
+    made = planned(case, None, {"optimizer": "sgd"})
+    assert made.tensors == "fake"
+    assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=0.005)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_a_mask_in_the_batch_is_left_out_only_if_it_is_of_ones(hidden: int) -> None:
+    subject = load(
+        "hf:bert,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,vocab_size=300", seq_len=128
+    )
+    assert isinstance(subject.batch, dict)
+    mask = torch.ones_like(subject.batch["input_ids"])
+    mask[:, :hidden] = 0
+    subject = dataclasses.replace(subject, batch={**subject.batch, "attention_mask": mask})
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, Case("bert", "sgd"), ()), rel=0.005)
+
+
+def test_the_copies_that_a_convolution_makes_are_counted() -> None:
+    model = nn.Sequential(
+        nn.Conv1d(4, 64, 3), nn.ReLU(), nn.Conv1d(64, 64, 3), nn.ReLU(), nn.Conv1d(64, 4, 3)
+    )
+    subject = make_subject(model, torch.randn(4, 4, 2048))
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, Case("convolutions", "sgd"), ()), rel=0.05)
 
 
 def test_the_peak_is_that_of_pytorchs_tracker() -> None:

@@ -16,7 +16,7 @@ from normscope.subjects.subject import Batch
 
 
 class _Faking(FakeTensorMode):
-    """Mode that multiplies matrices in groups in any type, as real tensors do; PyTorch takes only bfloat16."""
+    """Mode that multiplies matrices in groups in any type, as real tensors are; PyTorch takes bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func) != "aten._grouped_mm.default" or args[0].dtype == torch.bfloat16:
