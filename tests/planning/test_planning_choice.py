@@ -17,6 +17,7 @@ from normscope.errors import UsageError
 from normscope.planning import Held, in_words, parse_bytes, plan, recompute
 from normscope.planning.choosing import Moments, Option, cheapest, options_of
 from normscope.planning.making import with_loss
+from normscope.planning.search import measured
 from normscope.planning.stand_in import fake_stand_in, to_read
 from normscope.planning.step import Step, makes
 from normscope.planning.tracker import Tracker
@@ -64,7 +65,7 @@ def test_sizes(given: str | int, count: int) -> None:
     assert parse_bytes(given) == count
 
 
-@pytest.mark.parametrize("given", ["16XB", "", "-1GB", "GB", "0", "nan", "1e400GB", "16 G B", True])
+@pytest.mark.parametrize("given", ["16XB", "", "-1GB", "GB", "0", "nan", "1e400GB", "16 G B", "16", True])
 def test_what_is_no_size_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="expected a size such as 16GB, 500MB or 24GiB; write a number"):
         parse_bytes(given)
@@ -219,6 +220,31 @@ def test_an_option_keeps_what_it_says(spec: str) -> None:
                     freed = as_is - live_after_forward(step)
                 said = nothing.kept - option.kept
                 assert freed == pytest.approx(said, abs=STATE * len(option.units)), option.units
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+def test_an_option_costs_what_it_says(spec: str) -> None:
+    """The work that is predicted from the first run is that of the second run, as it is followed."""
+    subject = normscope.load(spec, batch_size=8, seq_len=64, fake=True)
+    with fake_stand_in(subject):
+        groups = groups_of(subject.model, normscope.read_anatomy(to_read(subject)))
+        step = Step(subject, makes("sgd"), "float32")
+        saved = step.record(groups)
+        as_is = step.measure(groups).work
+        (option,) = [each for each in options_of(groups[0], saved) if each.units == (groups[0].block,)]
+        found = measured(step, groups, saved, [groups[0].block.path]).footprint.work.minus(as_is)
+    said = saved.work[groups[0].block]
+    assert (found.flops, found.written) == (said.flops, said.written)
+    assert found.calls == pytest.approx(said.calls, rel=0.2)
+    assert option.cost == said.cost
+
+
+def test_a_limit_is_used() -> None:
+    """The room is lowered until the choice changes: all modules would fit too, at a higher cost."""
+    spec = "hf:vit,hidden_size=128,num_hidden_layers=4,num_attention_heads=4,intermediate_size=256"
+    limit = int(0.8 * plan(spec, optimizer="muon").peak)
+    made = plan(spec, limit, optimizer="muon")
+    assert 0.9 * limit < made.peak <= limit
 
 
 class Scaled(nn.Module):

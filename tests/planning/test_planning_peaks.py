@@ -1,6 +1,7 @@
 """Predicted peaks are those of the CPU's allocator, and of PyTorch's own tracker."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from benchmarks.plan import Case, measured_peak, planned, subject_of
 from normscope.planning import Held, plan
 from normscope.planning.stand_in import fake_stand_in
 from normscope.planning.step import Step, makes
-from normscope.subjects import load
+from normscope.subjects import load, make_subject
 
 _LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2"
 CASES = (
@@ -48,6 +49,94 @@ def test_a_peak_in_the_optimizers_step_is_the_allocators() -> None:
     case = Case("nn:decoder,depth=2,width=256,heads=2", batch_size=1, seq_len=8)
     made = planned(case, None, {})
     assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=0.005)
+
+
+class Scan(nn.Module):
+    """A recurrence over the tokens: the gradient of each slice is as large as the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.values = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        gates, values = self.gates(x_BTD).sigmoid(), self.values(x_BTD)
+        state = torch.zeros_like(values[:, 0])
+        states = []
+        for token in range(x_BTD.shape[1]):
+            state = gates[:, token] * state + values[:, token]
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class Picks(nn.Module):
+    """Indexing, the largest values and gathering, whose gradients are written into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.register_buffer("order", torch.arange(64).flip(0))
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        for each in self.maps:
+            x_BD = each(x_BD)[self.order] * x_BD.topk(64, -1).values
+            x_BD = x_BD.gather(1, self.order.expand_as(x_BD))
+        return x_BD
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Scan(), (16, 48, 64)), (Picks(), (64, 64))], ids=["slices", "picks"]
+)
+def test_gradients_are_added_in_place_as_without_a_mode(model: nn.Module, shape: tuple[int, ...]) -> None:
+    subject = make_subject(model, torch.randn(shape))
+    case = Case(type(model).__name__, "sgd")
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, case, ()), rel=0.005)
+
+
+def test_a_mixture_of_experts_in_float32_is_followed_without_values() -> None:
+    case = Case(
+        "hf:mixtral,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+        "intermediate_size=128,vocab_size=300,num_local_experts=4"
+    )
+    made = planned(case, None, {})
+    assert made.tensors == "fake"
+    assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=WITHIN)
+
+
+_BART = (
+    "hf:bart,d_model=64,encoder_layers=2,decoder_layers=2,encoder_attention_heads=2,decoder_attention_heads=2,"
+    "encoder_ffn_dim=64,decoder_ffn_dim=64,vocab_size=300"
+)
+
+
+def test_a_mask_of_ones_is_left_out_as_for_real_tensors() -> None:
+    """BART gives its decoder a mask of ones, which transformers drops where it can read its values."""
+    case = Case(_BART, "sgd", batch_size=2, seq_len=256)
+    made = planned(case, None, {"optimizer": "sgd"})
+    assert made.tensors == "fake"
+    assert made.peak == pytest.approx(measured_peak(subject_of(case), case, ()), rel=0.005)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_a_mask_in_the_batch_is_left_out_only_if_it_is_of_ones(hidden: int) -> None:
+    subject = load(
+        "hf:bert,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,vocab_size=300", seq_len=128
+    )
+    assert isinstance(subject.batch, dict)
+    mask = torch.ones_like(subject.batch["input_ids"])
+    mask[:, :hidden] = 0
+    subject = dataclasses.replace(subject, batch={**subject.batch, "attention_mask": mask})
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, Case("bert", "sgd"), ()), rel=0.005)
+
+
+def test_the_copies_that_a_convolution_makes_are_counted() -> None:
+    model = nn.Sequential(
+        nn.Conv1d(4, 64, 3), nn.ReLU(), nn.Conv1d(64, 64, 3), nn.ReLU(), nn.Conv1d(64, 4, 3)
+    )
+    subject = make_subject(model, torch.randn(4, 4, 2048))
+    predicted = plan(subject, optimizer="sgd").peak
+    assert predicted == pytest.approx(measured_peak(subject, Case("convolutions", "sgd"), ()), rel=0.05)
 
 
 def test_the_peak_is_that_of_pytorchs_tracker() -> None:

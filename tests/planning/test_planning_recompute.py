@@ -164,3 +164,22 @@ def test_a_refusal_applies_nothing() -> None:
     with pytest.raises(UsageError):
         recompute(model, ["layers.0", "layers.7"])
     assert [type(module) for module in model.modules()] == kinds
+
+
+class Fails(nn.Module):
+    """A forward that reads a value and fails in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        y_BD = self.map(x_BD)
+        if y_BD.dtype is torch.bfloat16 and float(y_BD.detach().sum()) < float("inf"):
+            raise RuntimeError("no bfloat16 here")
+        return y_BD
+
+
+def test_a_step_that_fails_is_named_with_its_precision() -> None:
+    with pytest.raises(UsageError, match=r"in bfloat16 \(RuntimeError: no bfloat16 here\)"):
+        plan(Fails(), batch=torch.randn(2, 4), precision="bfloat16")

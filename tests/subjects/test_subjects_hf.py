@@ -290,3 +290,21 @@ def test_a_bare_model_of_transformers_is_fed_as_by_name(spec: str) -> None:
     assert bare.input == named.input
     assert all(torch.equal(bare.batch[key], named.batch[key]) for key in named.batch)
     assert bare.spec == type(named.model).__name__
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "hf:gpt2,n_layer=1,n_embd=32,n_head=2,n_positions=64,vocab_size=300",
+        "hf:roberta,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,vocab_size=300,"
+        "max_position_embeddings=64",
+        "hf:opt,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,ffn_dim=64,vocab_size=300,"
+        "word_embed_proj_dim=32,max_position_embeddings=64",
+        "hf:llama,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64,vocab_size=300,"
+        "max_position_embeddings=64",
+    ],
+)
+@pytest.mark.parametrize("seq_len", [62, 63, 64, 100])
+def test_a_model_without_values_takes_sequences_as_long_as_a_real_one(spec: str, seq_len: int) -> None:
+    real, fake = (load(spec, batch_size=1, seq_len=seq_len, fake=is_fake) for is_fake in (False, True))
+    assert fake.input == real.input

@@ -22,6 +22,7 @@ from normscope.planning.tracker import Held
 from normscope.planning.units import Group, Unit, groups_of
 from normscope.subjects import Batch, LossFn, Run, Subject, fake_mode_of, load, load_to_read, make_subject
 from normscope.subjects.feed import num_bytes, tensors_of
+from normscope.subjects.memory import memory_refusals
 from normscope.subjects.rng import generators_kept
 from normscope.train import OPTIMIZERS, PRECISIONS
 
@@ -82,8 +83,23 @@ def plan(
                 raise
             subject = load(model, **portions, device=device, dtype=dtype)
         because = f"fake tensors cannot run this model ({describe(error)}): a step was run"
-        with generators_kept(), real_stand_in(subject) as real:
-            return plans.plan(dataclasses.replace(real, notes=(*subject.notes, because)), "real")
+        return _run(plans, dataclasses.replace(subject, notes=(*subject.notes, because)))
+
+
+def _run(plans: "_Planner", subject: Subject) -> Plan:
+    """The plan from steps of a copy of the model, on real tensors."""
+    given = f'"{subject.spec}"'
+    try:
+        with generators_kept(), real_stand_in(subject) as real, memory_refusals(given):
+            return plans.plan(real, "real")
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"a training step of {given} in {plans.precision} ({describe(error)})",
+            "a model whose forward, loss and backward run",
+            "take another precision, or fix what the error names",
+        ) from error
 
 
 def _making(optimizer: Any) -> tuple[MakeOptimizers, str]:
@@ -172,7 +188,7 @@ class _Planner:
             before=before,
             after=found.footprint,
             rows=tuple(_rows(groups, saved, found.paths)),
-            device=next(subject.model.parameters()).device.type,
+            device=step.device,
             tensors=tensors,
             notes=subject.notes,
         )

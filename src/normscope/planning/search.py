@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from normscope.anatomy import named_modules
@@ -11,6 +12,7 @@ from normscope.planning.recompute import recompute
 from normscope.planning.saved import BETWEEN, FIRST, Saved
 from normscope.planning.stand_in import num_sequences, with_sequences
 from normscope.planning.step import Footprint, MakeOptimizers, Step
+from normscope.planning.tracker import Held
 from normscope.planning.units import Group, Unit
 from normscope.planning.work import RUN_AGAIN, Work
 from normscope.subjects import Subject
@@ -107,12 +109,22 @@ def _arrived(block: nn.Module, saved: Saved) -> int:
 
 
 def measured(step: Step, groups: tuple[Group, ...], saved: Saved, paths: Sequence[str]) -> Found:
-    """The step with these modules recomputed; its work holds the start of each second run."""
+    """The step with these modules recomputed, with what no operation shows of each second run.
+
+    These are its start, and on a CPU the random generator's state that is kept for it.
+    """
     with recompute(step.subject.model, paths):
         footprint = step.measure(groups)
     runs = sum(count for unit, count in saved.calls.items() if unit.path in paths)
-    work = footprint.work.plus(Work(calls=RUN_AGAIN * runs))
-    return Found(tuple(paths), replace(footprint, work=work))
+    kept = runs * (torch.get_rng_state().nbytes if step.device == "cpu" else 0)
+    blocks = footprint.at_peak.get(Held.BLOCKS, 0) + kept
+    footprint = replace(
+        footprint,
+        peak=footprint.peak + kept,
+        at_peak=footprint.at_peak | ({Held.BLOCKS: blocks} if blocks else {}),
+        work=footprint.work.plus(Work(calls=RUN_AGAIN * runs)),
+    )
+    return Found(tuple(paths), footprint)
 
 
 def leanest_ways(groups: tuple[Group, ...], moments: Moments, saved: Saved) -> Ways:

@@ -6,7 +6,7 @@ import re
 from normscope.errors import UsageError
 
 _UNITS = {
-    "": 1, "B": 1,
+    "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
@@ -14,14 +14,15 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(given: str | float, name: str = "memory") -> int:
-    """The bytes of "16GB", "500MB" or "24GiB"; a number is in bytes.
+    """The bytes of "16GB", "500MB" or "24GiB"; a number that is no text is in bytes.
 
     GB is 10⁹ bytes and GiB 2³⁰, as PyTorch and nvidia-smi (there "MiB") count.
 
     Raises:
-        UsageError: the text is no size, or the size is not positive.
+        UsageError: the text is no size or has no unit, or the size is not positive.
     """
-    found = _SIZE.fullmatch(str(given)) if not isinstance(given, bool) else None
+    text = f"{given}B" if isinstance(given, int | float) and not isinstance(given, bool) else str(given)
+    found = _SIZE.fullmatch(text)
     unit = None if found is None else _UNITS.get(found[2].upper())
     count = 0.0 if found is None or unit is None else float(found[1]) * unit
     if not (math.isfinite(count) and count >= 1):

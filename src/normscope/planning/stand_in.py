@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 
 from normscope.subjects import Subject, fake_mode_of
 from normscope.subjects.fake import fake_from_meta, faking, to_fake
@@ -28,7 +28,7 @@ def fake_stand_in(subject: Subject) -> Iterator[Subject]:
     Raises:
         Exception: whatever the model raises where it is copied.
     """
-    mode = fake_mode_of(subject.model)
+    mode, are_whole = fake_mode_of(subject.model), _masks_are_whole(subject.batch)
     with contextlib.ExitStack() as stack:
         if mode is not None:
             stack.enter_context(mode)
@@ -36,7 +36,7 @@ def fake_stand_in(subject: Subject) -> Iterator[Subject]:
             mode = stack.enter_context(faking())
             model = _fake_copy(subject.model, mode)
             subject = dataclasses.replace(subject, model=model, batch=to_fake(subject.batch, mode))
-        stack.enter_context(_masks_as_of_real_tensors(subject.batch))
+        stack.enter_context(_masks_as_of_real_tensors(subject.batch, are_whole))
         yield subject
 
 
@@ -49,20 +49,44 @@ def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return twin
 
 
-@contextlib.contextmanager
-def _masks_as_of_real_tensors(batch: Any) -> Iterator[None]:
-    """Let transformers leave out the causal mask, as it does for real tensors without packed sequences.
+def _masks_are_whole(batch: Any) -> bool:
+    """Whether every mask in a batch of keyword arguments is known to mask nothing; True without masks."""
+    masks = [each for name, each in batch.items() if "mask" in name] if isinstance(batch, Mapping) else []
+    return all(
+        isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor) and bool(each.all())
+        for each in masks
+    )
 
-    It cannot see in fake position ids that nothing is packed, and takes a mask that then also makes it repeat
-    the keys and values of grouped-query attention.
+
+@contextlib.contextmanager
+def _masks_as_of_real_tensors(batch: Any, are_whole: bool) -> Iterator[None]:
+    """Let transformers leave out masks that mask nothing, as it does for real tensors.
+
+    It cannot see in fake position ids that nothing is packed, nor in a fake mask of ones that nothing is
+    masked. It then makes a mask of tokens by tokens, for which it repeats the keys and values of
+    grouped-query attention.
     """
     masking = sys.modules.get("transformers.masking_utils")
-    is_given = isinstance(batch, Mapping) and "position_ids" in batch
-    if masking is None or is_given or not hasattr(masking, "find_packed_sequence_indices"):
+    replaced: dict[str, Any] = {}
+    if not (isinstance(batch, Mapping) and "position_ids" in batch):
+        replaced["find_packed_sequence_indices"] = lambda position_ids: None
+    if are_whole:
+        for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+            replaced[name] = _as_without_mask(getattr(masking, name, None))
+    with contextlib.ExitStack() as stack:
+        for name, function in replaced.items():
+            if hasattr(masking, name):
+                stack.enter_context(mock.patch.object(masking, name, function))
         yield
-        return
-    with mock.patch.object(masking, "find_packed_sequence_indices", return_value=None):
-        yield
+
+
+def _as_without_mask(ignores: Any) -> Any:
+    """The function of transformers that says whether a mask can be left out, for a mask of ones."""
+
+    def of_ones(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
+        return bool(ignores(None, *args, **kwargs))
+
+    return of_ones
 
 
 @contextlib.contextmanager

@@ -51,10 +51,14 @@ class Step:
         subject: model, batch and loss, real or fake; in a fake one's mode.
         make: makes the optimizers of the model.
         precision: see `Recipe`.
+
+    Attributes:
+        device: type of the model's device.
     """
 
     def __init__(self, subject: Subject, make: MakeOptimizers, precision: str) -> None:
         self.subject, self._precision = subject, precision
+        self.device = next(subject.model.parameters()).device.type
         if not subject.model.training:
             subject.model.train()
         self.optimizers = list(make(subject.model))
@@ -107,8 +111,7 @@ class Step:
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         if self._precision == "float32":
             return contextlib.nullcontext()
-        device = next(self.subject.model.parameters()).device.type
-        return torch.autocast(device, getattr(torch, self._precision))
+        return torch.autocast(self.device, getattr(torch, self._precision))
 
     def _step(self) -> None:
         is_fake = any(isinstance(p, FakeTensor) for p in self.subject.model.parameters())

@@ -2,7 +2,8 @@
 
 Every operation's outputs pass through a `TorchDispatchMode`. A storage counts from the operation that returns
 it until Python's and autograd's last reference to it is gone, as in `torch.distributed._tools.MemTracker`: a
-test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen.
+test compares the peaks. Memory that a kernel takes and gives back within one operation is not seen, but for
+convolutions (`_scratch`).
 
 Under any dispatch mode, autograd writes some results to a new tensor that it otherwise writes into an old one
 (`_WRITTEN_IN_PLACE`), and drops the old one at once. For a moment there are both. That moment is no peak.
@@ -36,6 +37,9 @@ _WRITTEN_IN_PLACE = frozenset(
 
 These are the sum of a tensor's gradients, and the gradients of indexing, `gather`, `max` and `topk`.
 """
+
+_CONVOLUTION = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 class Held(StrEnum):
@@ -104,12 +108,13 @@ class Tracker(TorchDispatchMode):
                 self._seen(tensor, self.phase)
         in_backward, is_again = self.phase is Held.BACKWARD, torch.is_grad_enabled()
         if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE):
-            self._note_peak()
+            self._note_peak(_scratch(func, args, output))
         work = work_of(func, args, kwargs or {}, output)
         if in_backward:
             # A second run detaches each tensor that it saves, once from Python's hook and once from its end.
             is_saved = func is torch.ops.aten.detach.default
-            work = work._replace(calls=1.0 if is_again else SAVED_AGAIN / 2 if is_saved else BY_AUTOGRAD)
+            share = 1.0 if is_again else SAVED_AGAIN / 2 if is_saved else BY_AUTOGRAD
+            work = work._replace(calls=share * work.calls)
         self.work = self.work.plus(work)
         return output
 
@@ -131,9 +136,10 @@ class Tracker(TorchDispatchMode):
         self.live[held] += new.num_bytes
         return new
 
-    def _note_peak(self) -> None:
-        if self._total > self.peak:
-            self.peak, self.at_peak, self.peak_moment = self._total, self.live.copy(), self.moment
+    def _note_peak(self, scratch: int) -> None:
+        if self._total + scratch > self.peak:
+            self.peak, self.at_peak, self.peak_moment = self._total + scratch, self.live.copy(), self.moment
+            self.at_peak[self.phase] += scratch
 
     def _forgetting(self, key: int, storage: Storage) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
@@ -142,6 +148,18 @@ class Tracker(TorchDispatchMode):
             self._storages.pop(key, None)
 
         return gone
+
+
+def _scratch(func: Any, args: Any, output: Any) -> int:
+    """Bytes that a convolution on a CPU takes and gives back: oneDNN copies its tensors into its own layout.
+
+    Forward, the input and the weight, or the output; backward, the gradient, the input and the weight.
+    """
+    if func not in (_CONVOLUTION, _CONVOLUTION_BACKWARD) or args[0].device.type != "cpu":
+        return 0
+    if func is _CONVOLUTION:
+        return max(args[0].nbytes + args[1].nbytes, output.nbytes)
+    return sum(tensor.nbytes for tensor in args[:3])
 
 
 def _strided(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -9,12 +9,12 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 INTENSITY = 24.0
 """Floating-point operations that take as long as writing one byte."""
-CALL = 8e5
+CALL = 3e6
 """Floating-point operations that take as long as calling one operator from Python."""
-BY_AUTOGRAD, SAVED_AGAIN, RUN_AGAIN = 0.3, 2.0, 12.0
+BY_AUTOGRAD, SAVED_AGAIN, RUN_AGAIN = 0.3, 1.0, 7.0
 """Calls that take as long as one by autograd, one tensor that a second run saves, and starting such a run.
 
-All were measured on one thread of an x86 CPU.
+All were fitted to forward and backward passes of 16 small models on one thread of an x86 CPU.
 """
 
 
@@ -40,7 +40,9 @@ class Work(NamedTuple):
 
 
 def work_of(func: Any, args: Any, kwargs: Any, output: Any) -> Work:
-    """The work of a call of an ATen operator with this output; views write nothing."""
+    """The work of a call of an operator with this output; views write nothing."""
+    if func.namespace == "prim":  # fake tensors ask for their device so; real ones do not
+        return Work()
     if func.is_view:
         return Work(calls=1)
     packet = func._overloadpacket

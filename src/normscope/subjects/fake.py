@@ -16,18 +16,16 @@ from normscope.subjects.subject import Batch
 
 
 class _Faking(FakeTensorMode):
-    """Mode that multiplies matrices in groups in any type, as real tensors do; PyTorch's only bfloat16."""
+    """Mode that multiplies matrices in groups in any type, as real tensors are; PyTorch takes bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not _GROUPED or args[0].dtype == torch.bfloat16:
+        if str(func) != "aten._grouped_mm.default" or args[0].dtype == torch.bfloat16:
             return super().__torch_dispatch__(func, types, args, kwargs)
         left, right, *others = args
-        halves = (left.bfloat16(), right.bfloat16(), *others)
-        product: Any = super().__torch_dispatch__(func, types, halves, kwargs)
+        product: Any = super().__torch_dispatch__(
+            func, types, (left.bfloat16(), right.bfloat16(), *others), kwargs
+        )
         return product.to(left.dtype)
-
-
-_GROUPED: Any = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
 
 
 @contextmanager
