@@ -37,7 +37,7 @@ def case(function: Callable[[int], None]) -> Callable[[int], None]:
 
 
 IMPORTS = [__name__, "torch._dynamo.backends.common", "torch.distributed.tensor.debug"]
-"""What the ranks need, imported once in the process from which they are forked: it takes seconds."""
+"""Modules that the ranks need, imported once in the process from which they are forked: it takes seconds."""
 
 
 def run_ranks(ranks: int) -> None:

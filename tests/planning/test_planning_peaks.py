@@ -16,7 +16,7 @@ from normscope.subjects import load, make_subject
 
 _LLAMA = "hf:llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2"
 CASES = (
-    Case("nn:decoder,depth=2,width=64,heads=2", "adamw", 0.7),
+    Case("nn:decoder,depth=2,width=64,heads=2", "adamw", 0.8),
     Case("nn:decoder,scheme=post,depth=2,width=64,heads=2,dropout=0.1", "sgd", 0.7),
     Case("nn:encoder-decoder,depth=2,width=64,heads=2", "muon", 0.8),
     Case("nn:decoder,depth=2,width=64,heads=2", "adam", 0.8, precision="bfloat16"),

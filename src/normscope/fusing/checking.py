@@ -18,7 +18,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, tor
 Outputs = tuple[Tensor, Tensor]
 """normed and stream."""
 Situation = tuple[object, ...]
-"""What a check holds for: dtypes, autocast, and the norm's own settings, such as ε and train/eval."""
+"""Situation that a check holds for: dtypes, autocast, and the norm's own settings (ε, train or eval)."""
 
 
 def run(pair: Pair, norm: nn.Module, add: Add, dtype: torch.dtype, backend: Backend | None) -> Outputs:

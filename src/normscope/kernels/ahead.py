@@ -55,7 +55,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _state(x: Tensor) -> tuple[Any, ...]:
-    """What may change between the sum and its norm: the modes of PyTorch, and x itself.
+    """State that may change between the sum and its norm: the modes of PyTorch, and x itself.
 
     In inference mode PyTorch does not count changes in place, and under `torch.compile` it needs no count.
     """

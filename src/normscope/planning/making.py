@@ -177,7 +177,7 @@ class _Planner:
             try:
                 found = search(step, groups, saved, before, self.memory.bytes, self.progress)
             except Misfit as misfit:
-                raise self._refusal(subject, misfit) from None
+                raise self._refusal(subject, groups, misfit) from None
         return Plan(
             model=subject.spec,
             input=subject.input,
@@ -205,19 +205,19 @@ class _Planner:
             f"take {other}a smaller model",
         )
 
-    def _refusal(self, subject: Subject, misfit: Misfit) -> UsageError:
+    def _refusal(self, subject: Subject, groups: tuple[Group, ...], misfit: Misfit) -> UsageError:
         assert self.memory is not None, "a plan without a limit always fits"
         sequences, least = num_sequences(subject), misfit.least.footprint
         words = f" with {sequences} sequences" if sequences is not None else ""
         return UsageError(
             f'"{subject.spec}"{words} in {self.memory} (lowest peak: {_largest(least)})',
             f"at least {in_words(least.peak)}, with everything recomputed that can be",
-            self._advice(subject, misfit, self.memory.bytes),
+            self._advice(subject, groups, misfit, self.memory.bytes),
         )
 
-    def _advice(self, subject: Subject, misfit: Misfit, memory: int) -> str:
+    def _advice(self, subject: Subject, groups: tuple[Group, ...], misfit: Misfit, memory: int) -> str:
         self.progress("batch size", 2, 3)
-        fits = most_sequences(subject, self.make, self.precision, misfit.ways, memory)
+        fits = most_sequences(subject, groups, self.make, self.precision, misfit.ways, memory)
         if fits:
             return f"a batch of {fits} fits: use --batch-size {fits}, or lower --seq-len"
         return "no batch size fits: lower --seq-len, or take another optimizer or a smaller model"

@@ -136,7 +136,12 @@ def leanest_ways(groups: tuple[Group, ...], moments: Moments, saved: Saved) -> W
 
 
 def most_sequences(
-    subject: Subject, make: MakeOptimizers, precision: str, ways: Ways, memory: int
+    subject: Subject,
+    groups: tuple[Group, ...],
+    make: MakeOptimizers,
+    precision: str,
+    ways: Ways,
+    memory: int,
 ) -> int | None:
     """The most sequences in a batch with which one of `ways` fits, by bisection; None without a batch axis.
 
@@ -148,8 +153,8 @@ def most_sequences(
     while fails - fits > 1:
         middle = (fits + fails) // 2
         step = Step(with_sequences(subject, middle), make, precision)
-        saved = step.record(())
-        if any(measured(step, (), saved, way).footprint.peak <= memory for way in ways):
+        saved = step.record(groups)
+        if any(measured(step, groups, saved, way).footprint.peak <= memory for way in ways):
             fits = middle
         else:
             fails = middle
