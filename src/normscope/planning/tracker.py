@@ -35,8 +35,8 @@ _WRITTEN_IN_PLACE = frozenset(
 )
 """Operations of the backward pass that autograd does in place, and not in place under a dispatch mode.
 
-These are the sum of a tensor's gradients, and the gradients of indexing, `gather`, `max` and `topk`.
-"""
+These are the sum of a tensor's gradients, but not of a weight's (measured on GPT-2's tied embedding);
+and """
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
@@ -87,10 +87,14 @@ class Tracker(TorchDispatchMode):
         self.phase, self.moment, self.peak_moment = Held.ENDS, "forward", "forward"
         self.work = Work()
         self._storages: dict[int, Storage] = {}
+        self._weight_shapes: set[torch.Size] = set()
         self._count = 0
 
     def hold(self, tensors: Iterable[Tensor], held: Held) -> None:
         """Count tensors that are there already, or say what known ones hold."""
+        tensors = list(tensors)
+        if held is Held.PARAMETERS:
+            self._weight_shapes |= {tensor.shape for tensor in tensors}
         for storage in (each for tensor in tensors for each in self._seen(tensor, held)):
             if storage.held is not held:
                 self.live[storage.held] -= storage.num_bytes
@@ -107,7 +111,8 @@ class Tracker(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._seen(tensor, self.phase)
         in_backward, is_again = self.phase is Held.BACKWARD, torch.is_grad_enabled()
-        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE):
+        of_weight = func is torch.ops.aten.add.Tensor and args[0].shape in self._weight_shapes
+        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE) or of_weight:
             self._note_peak(_scratch(func, args, output))
         work = work_of(func, args, kwargs or {}, output)
         if in_backward:
