@@ -35,8 +35,9 @@ _WRITTEN_IN_PLACE = frozenset(
 )
 """Operations of the backward pass that autograd does in place, and not in place under a dispatch mode.
 
-These are the sum of a tensor's gradients, but not of a weight's (measured on GPT-2's tied embedding);
-and """
+These are the sum of a tensor's gradients, but not of a weight's (measured on GPT-2's tied embedding), and the
+gradients of indexing, `gather`, `max` and `topk`.
+"""
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
