@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
 
 from benchmarks.plan import Case, measured_peak, planned, subject_of
 from normscope.planning import Held, plan
+from normscope.planning.making import with_loss
 from normscope.planning.stand_in import fake_stand_in
 from normscope.planning.step import Step, makes
 from normscope.subjects import load, make_subject
@@ -83,11 +85,41 @@ class Picks(nn.Module):
         return x_BD
 
 
+class Views(nn.Module):
+    """Three maps of one state: each gradient of the state is a view, so that they are not added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.maps = nn.Linear(8, 512), nn.ModuleList(nn.Linear(512, 8) for _ in range(3))
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        state = self.widen(x_BTD)
+        return torch.stack([each(state) for each in self.maps]).sum(0)
+
+
+class Tied(nn.Module):
+    """A weight with two gradients, of which the first is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4096, 64))
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        return functional.linear(functional.embedding(ids_BT, self.weight).sin(), self.weight)
+
+
 @pytest.mark.parametrize(
-    ("model", "shape"), [(Scan(), (16, 48, 64)), (Picks(), (64, 64))], ids=["slices", "picks"]
+    ("model", "batch"),
+    [
+        (Scan(), torch.randn(16, 48, 64)),
+        (Picks(), torch.randn(64, 64)),
+        (Views(), torch.randn(16, 64, 8)),
+        (Tied(), torch.arange(64).reshape(4, 16)),
+    ],
+    ids=["slices", "picks", "views", "tied"],
 )
-def test_gradients_are_added_in_place_as_without_a_mode(model: nn.Module, shape: tuple[int, ...]) -> None:
-    subject = make_subject(model, torch.randn(shape))
+def test_gradients_are_added_in_place_as_without_a_mode(model: nn.Module, batch: torch.Tensor) -> None:
+    subject = with_loss(make_subject(model, batch))
     case = Case(type(model).__name__, "sgd")
     predicted = plan(subject, optimizer="sgd").peak
     assert predicted == pytest.approx(measured_peak(subject, case, ()), rel=0.005)

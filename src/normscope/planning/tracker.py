@@ -6,7 +6,8 @@ test compares the peaks. Memory that a kernel takes and gives back within one op
 convolutions (`_scratch`).
 
 Under any dispatch mode, autograd writes some results to a new tensor that it otherwise writes into an old one
-(`_WRITTEN_IN_PLACE`), and drops the old one at once. For a moment there are both. That moment is no peak.
+(`_WRITTEN_IN_PLACE`), and drops the old one at once. For a moment there are both. That moment is no peak,
+unless the old one is a view: its base is still referred to, so that autograd does not write to it.
 """
 
 import weakref
@@ -35,8 +36,7 @@ _WRITTEN_IN_PLACE = frozenset(
 )
 """Operations of the backward pass that autograd does in place, and not in place under a dispatch mode.
 
-These are the sum of a tensor's gradients, but not of a weight's (measured on GPT-2's tied embedding), and the
-gradients of indexing, `gather`, `max` and `topk`.
+These are the sum of a tensor's gradients, and the gradients of indexing, `gather`, `max` and `topk`.
 """
 
 _CONVOLUTION = torch.ops.aten.convolution.default
@@ -88,14 +88,10 @@ class Tracker(TorchDispatchMode):
         self.phase, self.moment, self.peak_moment = Held.ENDS, "forward", "forward"
         self.work = Work()
         self._storages: dict[int, Storage] = {}
-        self._weight_shapes: set[torch.Size] = set()
         self._count = 0
 
     def hold(self, tensors: Iterable[Tensor], held: Held) -> None:
         """Count tensors that are there already, or say what known ones hold."""
-        tensors = list(tensors)
-        if held is Held.PARAMETERS:
-            self._weight_shapes |= {tensor.shape for tensor in tensors}
         for storage in (each for tensor in tensors for each in self._seen(tensor, held)):
             if storage.held is not held:
                 self.live[storage.held] -= storage.num_bytes
@@ -112,8 +108,7 @@ class Tracker(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._seen(tensor, self.phase)
         in_backward, is_again = self.phase is Held.BACKWARD, torch.is_grad_enabled()
-        of_weight = func is torch.ops.aten.add.Tensor and args[0].shape in self._weight_shapes
-        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE) or of_weight:
+        if not (in_backward and not is_again and func in _WRITTEN_IN_PLACE and not args[0]._is_view()):
             self._note_peak(_scratch(func, args, output))
         work = work_of(func, args, kwargs or {}, output)
         if in_backward:
