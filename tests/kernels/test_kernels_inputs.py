@@ -243,10 +243,21 @@ def test_autocast_changes_nothing(norm: str) -> None:
         torch.testing.assert_close(value, one)
 
 
-def test_inputs_stay_as_they_are() -> None:
-
-    case = Case(dtypes=(BF16, BF16, BF16), drop=0.5)
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize("dtypes", [(BF16, BF16, BF16), (F32, BF16, F32), (BF16, F32, BF16), (F32, F32, F32)])
+def test_inputs_stay_as_they_are(dtypes: tuple, drop: float) -> None:
+    case = Case(dtypes=dtypes, drop=drop)
     given = case.inputs()
     before = [each.detach().clone() for each in given]
     case.call(given, "eager")
     assert all(torch.equal(each, old) for each, old in zip(given, before, strict=True))
+
+
+def test_a_half_precision_branch_may_stay_one_under_vmap() -> None:
+    """The sum is made in place in a copy of the branch, which cannot hold a batch."""
+    x, branch = torch.randn(3, 5, 8), torch.randn(5, 8).to(BF16)
+    normed, stream = torch.vmap(residual_norm, in_dims=(0, None))(x, branch)
+    for index, one in enumerate(x):
+        right_normed, right_stream = residual_norm(one, branch)
+        assert torch.equal(normed[index], right_normed)
+        assert torch.equal(stream[index], right_stream)

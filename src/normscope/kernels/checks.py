@@ -21,7 +21,7 @@ _DTYPE_NAMES = "float16, bfloat16, float32 or float64"
 
 def checked_form(*settings: Any) -> Form:
     """The form of settings in the order of its attributes; UsageError if one is invalid."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():  # which warns of caches
         return _checked_form.__wrapped__(*settings)
     try:
         return _checked_form(*settings)
@@ -61,15 +61,18 @@ def fit(x: Any, branch: Any, weight: Any, bias: Any) -> bool:
     if not (isinstance(x, Tensor) and isinstance(branch, Tensor)):
         return False
     shape, device = x.shape, x.device
-    if len(shape) == 0 or shape[-1] == 0 or branch.shape != shape:
+    if branch.shape != shape or len(shape) == 0 or shape[-1] == 0:
         return False
     if not (_fits(x, device) and _fits(branch, device)):
         return False
     width = shape[-1:]
-    return all(
-        gain is None or (isinstance(gain, Tensor) and gain.shape == width and _fits(gain, device))
-        for gain in (weight, bias)
+    return (weight is None or _is_gain(weight, width, device)) and (
+        bias is None or _is_gain(bias, width, device)
     )
+
+
+def _is_gain(gain: Any, width: torch.Size, device: torch.device) -> bool:
+    return isinstance(gain, Tensor) and gain.shape == width and _fits(gain, device)
 
 
 def _fits(tensor: Tensor, device: torch.device) -> bool:

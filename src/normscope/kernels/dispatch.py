@@ -35,6 +35,10 @@ def kernel_for(backend: str | None, form: Form, arrays: Arrays) -> Kernel | None
     Raises:
         UsageError: the backend is unknown, or cannot compute this call.
     """
+    if backend is None and arrays[0].is_cpu:  # first, because most calls are of this kind
+        return None
+    if torch.compiler.is_compiling():  # the compiler fuses by itself
+        return None
     if backend is None or backend == "any":
         return _choose(form, arrays, may_compile=backend == "any")
     if backend == "eager":

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.kernels.form import AllGrads, Arrays, Form, Grads
+from normscope.kernels.plain import is_plain
 
 
 def forward(form: Form, arrays: Arrays, keep: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -38,7 +39,10 @@ def summed(form: Form, x: Tensor, branch: Tensor, keep: Tensor | None) -> Tensor
     """s = α·x + dropout(branch), unrounded."""
     x_wide = as_dtype(x, form.dtype)
     if keep is None:
-        return torch.add(as_dtype(branch, form.dtype), x_wide, alpha=form.alpha)
+        branch_wide = as_dtype(branch, form.dtype)
+        if branch_wide is not branch and is_plain((x, branch)):
+            return branch_wide.add_(x_wide, alpha=form.alpha)  # a copy: nobody else has it
+        return torch.add(branch_wide, x_wide, alpha=form.alpha)
     kept_wide = as_dtype(torch.where(keep, branch, 0.0), form.dtype)
     return torch.add(x_wide if form.alpha == 1 else x_wide * form.alpha, kept_wide, alpha=form.kept_scale)
 

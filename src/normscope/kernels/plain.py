@@ -14,8 +14,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether tensors are ordinary and nothing transforms or records the call."""
-    return not (is_recorded() or is_transformed(tensors))
+    """Whether tensors are ordinary and nothing compiles, transforms or records the call."""
+    return not (torch.compiler.is_dynamo_compiling() or is_recorded() or is_transformed(tensors))
 
 
 def is_transformed(tensors: Iterable[Tensor | None]) -> bool:

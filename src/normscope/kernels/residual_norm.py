@@ -73,7 +73,7 @@ def residual_norm(
     checks.require_generator(generator)
     dtypes = (x.dtype, branch.dtype, x.dtype if stream_dtype is None else stream_dtype)
     form = checks.checked_form(norm, eps, alpha, dropout_p, training, prenorm, *dtypes)
-    kernel = None if torch.compiler.is_compiling() else kernel_for(backend, form, arrays)
+    kernel = kernel_for(backend, form, arrays)
     if kernel is None or x.numel() == 0 or not is_plain(arrays):
         return _by_formula(form, arrays, generator)
     return fused(kernel, form, arrays, kernel.draw(form, branch, generator) if form.drop else None)
