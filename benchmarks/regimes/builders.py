@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.regimes.case import STEPS, Case
+from benchmarks.regimes.case import PARTS, STEPS, Case
 from benchmarks.regimes.feeds import Feed
 from benchmarks.regimes.models import PlainDecoder, of_transformers, ours
 
@@ -33,10 +33,17 @@ Row = tuple[str, Model, str, int, str]
 
 
 def cases_of(
-    regime: str, seed: int, rows: Sequence[Built], held: int, steps: int = STEPS, fresh: int = 0
+    regime: str,
+    seed: int,
+    rows: Sequence[Built],
+    held: int,
+    steps: int = STEPS,
+    fresh: int = 0,
+    last: int = 0,
 ) -> list[Case]:
-    """Cases of a regime, the first with this seed; the last rows are fresh, those before them held out."""
-    parts = ["seen"] * (len(rows) - held - fresh) + ["held-out"] * held + ["fresh"] * fresh
+    """Cases of a regime, the first with this seed; the numbers are those of rows of the later parts."""
+    numbers = (len(rows) - held - fresh - last, held, fresh, last)
+    parts = [part for part, number in zip(PARTS, numbers, strict=True) for _ in range(number)]
     return [
         Case(regime, name, build, feed, optimizer, seed + number, part, steps)
         for number, (part, (name, build, feed, optimizer)) in enumerate(zip(parts, rows, strict=True))
@@ -51,13 +58,14 @@ def cases_of_text(
     held: int,
     steps: int = STEPS,
     fresh: int = 0,
+    last: int = 0,
 ) -> list[Case]:
     """Cases of a regime whose models read a text."""
     built = [
         (name, partial(model.build, vocabulary), feed(text, vocabulary, model.key), optimizer)
         for name, model, text, vocabulary, optimizer in rows
     ]
-    return cases_of(regime, seed, built, held, steps, fresh)
+    return cases_of(regime, seed, built, held, steps, fresh, last)
 
 
 def sizes(depth: int, width: int, widening: int = 4) -> dict[str, int]:

@@ -56,9 +56,13 @@ TOKENS = cases_of_text(
         ("plain post 5 48 v4096 tied", plain(5, 48, norm_first=False, tie=True), "modules", 4096, "adamw"),
         ("sub-ln 7 48 v4096", decoder("sub-ln", 7, 48), "modules", 4096, "adamw"),
         ("olmo2 5 48 v1024", causal("olmo2", **llama(5, 48)), "modules", 1024, "adamw"),
+        # last
+        ("res-post 6 48 v1024", decoder("res-post", 6, 48), "modules", 1024, "adam"),
+        ("gpt2 4 48 v4096", causal("gpt2", n_layer=4, n_embd=48, n_head=3), "modules", 4096, "adamw"),
     ],
     held=10,
     fresh=5,
+    last=2,
 )
 
 
@@ -160,9 +164,13 @@ PAIRS = cases_of_text(
         ("marian 4 48 v512", _bart("marian", 4, 48), "modules", 512, "adamw"),
         ("pegasus 3 32 v1024", _bart("pegasus", 3, 32), "modules", 1024, "adamw"),
         ("scaled marian 4 32 bytes", _bart("marian", 4, 32, scale_embedding=True), "modules", 256, "adam"),
+        # last
+        ("deepnorm 4 48 v512", _both("deepnorm", 4, 48), "modules", 512, "adamw"),
+        ("bart 3 32 v512", _bart("bart", 3, 32), "modules", 512, "adamw"),
     ],
     held=5,
     fresh=6,
+    last=2,
 )
 
 
@@ -202,9 +210,17 @@ VISION = cases_of(
         ("swin-v2 6 48", _vision("swin-v2", 6, 48, 16, 4), digits("noisy", "images"), "adam"),
         ("sub-ln 5 32", _vision("sub-ln", 5, 32, 16, 4), digits("noisy", "images"), "adamw"),
         ("vit 4 32", _vit("vit", 4, 32, 16, 4), digits("noisy", "pixel_values"), "adamw"),
+        # last
+        ("mix-ln 6 32", _vision("mix-ln", 6, 32, 16, 4), digits("noisy", "images"), "adamw"),
+        ("post 10 32", _vision("post", 10, 32, 16, 4), digits("noisy", "images"), "adam"),
+        ("vit 7 48", _vit("vit", 7, 48, 16, 4), digits("noisy", "pixel_values"), "adamw"),
+        ("res-post 7 32", _vision("res-post", 7, 32, 16, 4), digits("noisy", "images"), "adamw"),
+        ("keel 6 48", _vision("keel", 6, 48, 16, 4), digits("noisy", "images"), "adam"),
+        ("pre 4 32", _vision("pre", 4, 32, 16, 4), digits("noisy", "images"), "adamw"),
     ],
     held=6,
     fresh=6,
+    last=6,
 )
 
 
@@ -230,9 +246,13 @@ SERIES = cases_of(
         # fresh
         ("deepnorm 6 48", _series("deepnorm", 6, 48, last=False), series("chaos"), "adamw"),
         ("peri 5 32", _series("peri", 5, 32, last=False), series("chaos"), "adam"),
+        # last
+        ("plain post 5 32", lambda: PlainSeries(5, 32, norm_first=False), series("chaos"), "adamw"),
+        ("pre 8 48", _series("pre", 8, 48, last=True), series("chaos"), "adamw"),
     ],
     held=5,
     fresh=2,
+    last=2,
 )
 
 LONG = cases_of_text(

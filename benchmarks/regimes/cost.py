@@ -1,6 +1,6 @@
 """Processor time of the forecast of a ladder as a share of the training that it saves.
 
-    python -m benchmarks.regimes.cost [WORD …] [--part seen|held-out|fresh] [--every N]
+    python -m benchmarks.regimes.cost [WORD …] [--part seen|held-out|fresh|last] [--every N]
                                       [--refine N]
 
 A forecast includes everything: the loss without the input, the anatomy, trials, and warm-ups where the wanted
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.forecast_cells import train_together
-from benchmarks.regimes.case import RATES, STEPS, Case
+from benchmarks.regimes.case import PARTS, RATES, STEPS, Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.forecasts import forecasts, name_of
 
@@ -57,7 +57,7 @@ def shares(case: Case, refine: int = 0) -> Shares:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("words", nargs="*", default=[""], help="parts of the names of ladders")
-    parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="held-out")
+    parser.add_argument("--part", choices=PARTS, default="held-out")
     parser.add_argument("--every", type=int, default=1, help="only each N-th ladder")
     parser.add_argument("--refine", type=int, default=0, help="as `check --refine`")
     options = parser.parse_args()

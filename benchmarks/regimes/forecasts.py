@@ -1,6 +1,6 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
-    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh] [--only WORD]
+    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh|last] [--only WORD]
                                            [--whole] [--steps N] [--refine N]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 from benchmarks.process import records_of
-from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.case import PARTS, RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.anatomy import read_anatomy
 from normscope.forecast import Forecast, forecast_ladder
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
-    parser.add_argument("--part", choices=("seen", "held-out", "fresh"), default="seen")
+    parser.add_argument("--part", choices=PARTS, default="seen")
     parser.add_argument("--only", default="", help="part of the names of ladders")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--refine", type=int, default=0)

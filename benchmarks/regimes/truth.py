@@ -1,6 +1,6 @@
 """Train the ladders of the regimes, three replicas a cell, and keep the results.
 
-    python -m benchmarks.regimes.truth FILE [--regime NAME …] [--only WORD]
+    python -m benchmarks.regimes.truth FILE [--regime NAME …] [--part PART …] [--only WORD]
 
 One line of JSON is one run; an interrupted run of this command is continued. `truth.jsonl` beside this file
 has what was trained so far. Replica 0 and 1 have seeds of their own, for weights and batches. Replica 2 is
@@ -20,7 +20,7 @@ from torch import nn
 
 from benchmarks.forecast_cells import train_together
 from benchmarks.process import EVERY, means, records_of, rounded
-from benchmarks.regimes.case import RATES, Case
+from benchmarks.regimes.case import PARTS, RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.train import LAST, last_loss
 
@@ -66,12 +66,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
+    parser.add_argument("--part", choices=PARTS, action="append", default=[])
     parser.add_argument("--only", default="", help="part of the names of ladders")
     options = parser.parse_args()
     assert LAST < EVERY + 1
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"]) for row in records_of(options.file)}
-    wanted = [c for c in CASES if c.regime in (options.regime or REGIMES) and options.only in c.name]
+    named = [c for c in CASES if c.regime in (options.regime or REGIMES) and options.only in c.name]
+    wanted = [c for c in named if c.part in (options.part or PARTS)]
     for replica, case in itertools.product(range(REPLICAS), wanted):  # every ladder once, then again
         if (f"{case.regime}: {case.name}", replica) in known:
             continue
