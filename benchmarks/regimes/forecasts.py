@@ -1,7 +1,7 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
-    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh|last] [--only WORD]
-                                           [--whole] [--steps N] [--refine N]
+    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh|last]
+                                           [--only WORD] [--whole] [--steps N] [--refine N]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
 The forecasts are those of `normscope check --forecast` at the seed of replica 0. The rule is set on the part

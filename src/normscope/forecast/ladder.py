@@ -11,6 +11,7 @@ from normscope.errors import UsageError
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
+from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
@@ -54,7 +55,8 @@ def forecast_ladder(
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
-        refine: steps of a second, longer trial of the best rates, whose forecasts count then; 0 for none.
+        refine: steps of a second, longer trial of the rates that may be the best, and of those in doubt
+            around the largest that trains; its forecasts count then. 0 for none.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -70,7 +72,6 @@ def forecast_ladder(
         ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
-            ladder.compare()
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -111,9 +112,8 @@ class _Ladder:
     rungs: list[Forecast] = field(default_factory=list)
 
     def result(self, warmup: Warmup) -> LadderForecast:
-        largest = max((rung.lr for rung in self.rungs if rung.trains), default=None)
         rungs = tuple(with_neighbours(sorted(self.rungs, key=lambda rung: rung.lr), self.anatomy))
-        return LadderForecast(rungs, largest, warmup.words, warmup.steps, ramps=warmup.trials)
+        return LadderForecast(rungs, largest_rate(rungs), warmup.words, warmup.steps, ramps=warmup.trials)
 
     def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
         """Add a forecast of each of `configs`, which share their steps; `brief` as in `train_copies`."""
@@ -152,16 +152,25 @@ class _Ladder:
         self.rungs = [compared(rung, self.rungs) for rung in self.rungs]
 
     def refine(self, config: Recipe) -> None:
-        """Replace the forecasts of the best rates by those of longer trials, `config.steps` each."""
-        lrs = [rung.lr for rung in candidates(self.rungs)]
-        if not lrs:
+        """Try again, over `config.steps` steps, the best rates and those that decide the largest one."""
+        self.try_again(config, candidates(self.rungs))
+        for _ in range(MOST_AGAIN):
+            rung = in_doubt(self.rungs, config.steps)
+            if rung is None:
+                break
+            self.try_again(config, [rung])
+
+    def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:
+        """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each."""
+        if not rungs:
             return
-        longer = _Ladder(self.subject, self.anatomy, self.progress, len(lrs))
+        longer = _Ladder(self.subject, self.anatomy, self.progress, len(rungs))
         try:
-            longer.try_all(_at_rates(config, lrs))
+            longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
         finally:  # Ctrl-C leaves the first forecasts of rates that were not tried again
             again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
             self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
+        self.compare()
 
     @property
     def best_is_lowest(self) -> bool:

@@ -1,0 +1,89 @@
+"""Tests of the largest learning rate that trains, and of the rungs that are tried again for it."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+from test_forecast import Tiny, anatomy_of, subject_of
+
+from normscope.forecast import Forecast, forecast_ladder
+from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
+from normscope.train import Recipe
+
+ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
+RATES = tuple(1e-4 * 2**k for k in range(8))
+SURE = {"T": ("trains", 0.97), "F": ("collapses", 0.02), "S": ("slow", 0.05)}
+UNSURE = {"t": ("trains", 0.7), "f": ("plateau", 0.3), "s": ("slow", 0.2), "u": ("undecided", None)}
+
+
+def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
+    """Rungs of rising rates; a capital letter is sure."""
+    said = SURE | UNSURE
+    return [
+        Forecast(said[each][0], "so", "adamw", lr, 0, steps, 2.4, certainty=said[each][1])
+        for each, lr in zip(letters, RATES, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("letters", "place"),
+    [
+        ("TTFF", None),
+        ("TtFF", 1),
+        ("TTfF", 2),
+        ("TTuF", 2),
+        ("tTfF", 2),  # below the largest rate that trains, nothing is decided
+        ("TTFf", None),
+        ("TtfF", 1),  # the largest that trains comes first
+        ("TT", None),
+        ("Tt", 1),
+        ("sfF", 1),  # none trains: the likeliest
+        ("SFF", None),
+        ("uuu", None),
+    ],
+)
+def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | None) -> None:
+    rungs = rungs_of(letters)
+    found = in_doubt(rungs, 140)
+    assert found is (None if place is None else rungs[place])
+    assert in_doubt(rungs_of(letters, 140), 140) is None, "all have had their longer trial"
+
+
+@pytest.mark.parametrize(("letters", "largest"), [("TtfF", RATES[1]), ("SfF", None), ("TfT", RATES[2])])
+def test_the_largest_rate_is_the_largest_that_trains(letters: str, largest: float | None) -> None:
+    assert largest_rate(rungs_of(letters)) == largest
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "tried"),
+    [
+        ("TTTffFFF", "TTTFFFFF", [3]),  # the next one fails indeed
+        ("TTTffFFF", "TTTtFFFF", [3, 4]),  # it trains, so that the one above it decides
+        ("TTttfFFF", "TTTfFFFF", [3, 2]),  # it fails, so that the one below decides
+        ("TTTfffff", "TTTttttt", [3, 4, 5, 6]),  # no more than that
+        ("TTTTFFFF", "TTTTFFFF", []),
+    ],
+)
+def test_rates_around_the_largest_are_tried_again_until_it_is_settled(
+    short: str, long: str, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def try_all(self: Any, configs: list[Recipe], *, brief: bool = False) -> None:
+        for config in configs:
+            place = RATES.index(config.lr)
+            if config.steps == 140:
+                seen.append(place)
+            letters = long if config.steps == 140 else short
+            self.rungs.append(dataclasses.replace(rungs_of(letters)[place], steps=config.steps))
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
+    model = Tiny(depth=1)
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), RATES, refine=140)
+    assert seen == tried
+    assert len(tried) <= MOST_AGAIN
+    by_place = [long if k in tried else short for k in range(len(RATES))]
+    expected = [k for k, letters in enumerate(by_place) if letters[k] in "Tt"][-1]
+    assert ladder.largest_rate == RATES[expected]
