@@ -40,6 +40,7 @@ def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
         ("Tt", 1),
         ("sfF", 1),  # none trains: the likeliest
         ("SFF", None),
+        ("ssF", None),  # a slow rate stays slow
         ("uuu", None),
     ],
 )

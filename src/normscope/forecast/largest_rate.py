@@ -16,14 +16,15 @@ def largest_rate(rungs: Sequence[Forecast]) -> float | None:
 def in_doubt(rungs: Sequence[Forecast], steps: int) -> Forecast | None:
     """The rung that decides the largest rate that trains and is not sure; None if none is left.
 
-    It is the largest that trains, or the next above it. Where none trains, it is the likeliest to train.
+    It is the largest that trains, or the next above it. Where none trains, it is the likeliest to train of
+    those that are not merely slow.
 
     Args:
         rungs: forecasts of one model, ascending in the learning rate.
         steps: length of the longer trials; a rung that has had one is not in doubt any more.
     """
     trained = [k for k, rung in enumerate(rungs) if rung.trains]
-    known = [k for k, rung in enumerate(rungs) if rung.certainty is not None]
+    known = [k for k, rung in enumerate(rungs) if rung.certainty is not None and rung.outcome != "slow"]
     if trained:
         deciding = [*trained[-1:], *range(trained[-1] + 1, len(rungs))[:1]]
     else:
