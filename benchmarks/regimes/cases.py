@@ -101,9 +101,13 @@ MASKED = cases_of_text(
         # fresh
         ("pre 6 48 bytes", _encoder("pre", 6, 48), "modules", 256, "adamw"),
         ("bert 4 48 v512", _bert_like("bert", 4, 48), "modules", 512, "adam"),
+        # last
+        ("sub-ln 6 48 v1024", _encoder("sub-ln", 6, 48), "modules", 1024, "adamw"),
+        ("modernbert 5 48 v512", _bert_like("modernbert", 5, 48, pad_token_id=0), "modules", 512, "adam"),
     ],
     held=6,
     fresh=2,
+    last=2,
 )
 
 

@@ -151,8 +151,8 @@ def command(
         int,
         typer.Option(
             min=0,
-            help="Try the four best learning rates again, over this many steps: 140 name a better one, in "
-            "about three times the time. Implies --forecast.",
+            help="Try the four best learning rates again, and those in doubt around the largest that trains, "
+            "over this many steps: 140 name better ones, in about three times the time. Implies --forecast.",
             metavar="STEPS",
         ),
     ] = 0,

@@ -103,8 +103,13 @@ def decide(
 
 
 def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
-    """Whether all losses of a measurement are so far under the baseline that the model uses its input."""
-    losses = (last.loss, last.train_loss, last.recent_loss)
+    """Whether all losses of a measurement are so far under the baseline that the model uses its input.
+
+    In a long trial it is the mean loss alone: single batches differ from one another by as much.
+    """
+    losses: tuple[float | None, ...] = (last.loss, last.train_loss, last.recent_loss)
+    if last.step > LONG and last.recent_loss is not None:
+        losses = (last.recent_loss,)
     return max(loss for loss in losses if loss is not None) < baseline - LEARNT * unit
 
 
@@ -134,9 +139,11 @@ def _margins(
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
     if not tokens and "pull" in margins and baseline is not None:
-        for learnt in (ahead, _long_mean(curve)):  # who has learnt shows that the batches agree after all
-            if learnt is not None:
-                margins["pull"] = max(margins["pull"], ((baseline - learnt) / unit - HELD) / (2 * HELD))
+        own = _long_mean(curve)
+        if own is not None:  # by then the loss itself says whether batches agree
+            margins["pull"] = _under(baseline, own, unit)
+        if ahead is not None:  # who has learnt shows that the batches agree after all
+            margins["pull"] = max(margins["pull"], _under(baseline, ahead, unit))
     found = pace(curve, baseline, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
@@ -146,6 +153,11 @@ def _margins(
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
+
+
+def _under(baseline: float, loss: float, unit: float) -> float:
+    """Margin by which a loss is under that without the input."""
+    return ((baseline - loss) / unit - HELD) / (2 * HELD)
 
 
 def _long_mean(curve: Sequence[ForecastStep]) -> float | None:
