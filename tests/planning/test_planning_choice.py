@@ -1,8 +1,10 @@
 """The choice is the cheapest of all choices, sizes are read, and what does not fit says what would."""
 
+import dataclasses
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -291,3 +293,23 @@ def test_an_input_that_nothing_else_saves_is_kept_for_the_second_run() -> None:
 def test_a_plan_prints_as_the_command_shows_it() -> None:
     made = plan(SPEC)
     assert str(made) == text(made)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 72])
+def test_in_a_narrow_terminal_no_figure_is_broken(width: int, peak: int) -> None:
+    made = plan(SPEC, int(0.8 * peak))
+    lines = text(made, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for figure in set(re.findall(r"\d[\d.,]* [KMG]?i?B\b", text(made))):
+        assert any(figure in line for line in lines), figure
+    assert "\n".join(text(made, 400).splitlines()) + "\n" == text(made)
+
+
+def test_the_scope_of_the_peak_stands_beside_it() -> None:
+    made = plan(SPEC)
+    head, _, rest = text(made).partition("\n\n")
+    assert "Peak of a training step" in head
+    assert "On a GPU, dropout" in head
+    assert "Not included" in head
+    assert "dropout" not in rest
+    assert "On a GPU" not in text(dataclasses.replace(made, device="cuda"))

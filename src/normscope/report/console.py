@@ -2,9 +2,9 @@
 
 import io
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -36,12 +36,30 @@ def show(parts: Callable[[int], Iterable[RenderableType]], console: Console | No
     if console.is_terminal or console.is_jupyter:
         _print(parts, console)
     else:
-        console.file.write(as_text(parts, console.width))
+        console.file.write(as_text(parts, console.width, console.file))
 
 
-def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str:
-    """The same as plain text of `width` columns, no line of which ends in spaces."""
-    buffer = io.StringIO()
+class _Buffer(io.StringIO):
+    """A buffer that says of itself what `stream` says: its encoding, and what becomes of other characters."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        super().__init__()
+        self._of = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._of, "encoding", None) or "utf-8"
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return getattr(self._of, "errors", None)
+
+
+def as_text(
+    parts: Callable[[int], Iterable[RenderableType]], width: int, stream: IO[str] | None = None
+) -> str:
+    """The same as plain text of `width` columns, no line of which ends in spaces; for `stream`, or a file."""
+    buffer = _Buffer(stream)
     _print(parts, Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
@@ -74,11 +92,3 @@ def room_beside(rows: Iterable[Sequence[str]], width: int, gap: int) -> int:
     """Columns of a table's first cell that `width` leaves beside the widest of its other cells."""
     others = [max(map(cell_len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
     return width - sum(others) - gap * len(others)
-
-
-def figure_table(*columns: str | Text, figures: Collection[str] = ()) -> Table:
-    """A table with a line under its head; the columns named in `figures` are flush right."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
-    return table

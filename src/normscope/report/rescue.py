@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from rich.table import Table
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
-from normscope.report.console import NOTHING, figure_table
+from normscope.report.console import NOTHING
+from normscope.report.figure_table import FigureTable
 from normscope.report.words import risk_in_words
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
@@ -23,14 +23,14 @@ REACHES = ("the run's settings", "the starting weights", "the model")
 _FIGURES = ("loss", "diversity")
 
 
-def ladder_table(ladder: LadderForecast) -> Table:
+def ladder_table(ladder: LadderForecast) -> FigureTable:
     """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial.
 
     The risk of divergence has a column if it is at least `RISKY` at any of them.
     """
     is_risky = any(map(risk_in_words, ladder.rungs))
     columns = ("probability", *(("diverges",) if is_risky else ()), "steps", *_FIGURES)
-    table = figure_table("rate", "outcome", *columns, figures=columns)
+    table = FigureTable("rate", "outcome", *columns, figures=columns)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
@@ -86,9 +86,9 @@ def _ranged(each: ScaledRate) -> str:
     return f"{each.rate:.2g} ({each.low:.2g} … {each.high:.2g})"
 
 
-def remedies_table(rescue: Rescue) -> Table:
+def remedies_table(rescue: Rescue) -> FigureTable:
     """A line a remedy that was tried, the best first."""
-    table = figure_table("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
+    table = FigureTable("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
     for attempt in rescue.attempts:
         if attempt.forecast is not None:
             table.add_row(

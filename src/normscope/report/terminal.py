@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
-from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Block, Stack
@@ -18,12 +17,12 @@ from normscope.report.console import (
     MARGIN,
     NOTHING,
     as_text,
-    figure_table,
     indented,
     labelled,
     room_beside,
     show,
 )
+from normscope.report.figure_table import FigureTable
 from normscope.report.report import Report
 from normscope.report.rescue import (
     ladder_table,
@@ -156,20 +155,21 @@ def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
         yield indented(Text(f"→ {finding.remedy}", style="italic"))
 
 
-def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
+def block_table(stack: Stack, measurements: Measurements, width: int) -> FigureTable:
     """A row for each block: norm placement, update-to-stream ratio of each branch, figures of the stream.
 
     A figure that is missing or was not measured shows as a dash.
     """
     rows = list(block_rows(stack, measurements))
-    name_width = max(12, min(48, room_beside((BLOCK_COLUMNS, *rows), width, gap=3)))
+    room = room_beside((BLOCK_COLUMNS, *rows), width, gap=3)
+    name_width = min(48, room if room >= 12 else width)  # too narrow for columns: a name has a line
     head = Text(shorten(stack.name or "block", name_width))
-    table = figure_table(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
+    table = FigureTable(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
     for site, *cells in rows:
         left_out = not any(cells)
         row = ["⋮"] * len(cells) if left_out else cells
         name = Text(f"⋮ {site}", style="dim") if left_out else Text(shorten(site, name_width))
-        table.add_row(name, *row, style="dim" if left_out else None)
+        table.add_row(name, *row, style="dim" if left_out else "")
     return table
 
 
