@@ -313,3 +313,25 @@ def test_the_scope_of_the_peak_stands_beside_it() -> None:
     assert "Not included" in head
     assert "dropout" not in rest
     assert "On a GPU" not in text(dataclasses.replace(made, device="cuda"))
+
+
+@pytest.mark.parametrize("command", ["plan", "anatomy", "diff", "train", "map"])
+@pytest.mark.parametrize(
+    "words", ["-- python train.py --lr 3", "-- torchrun train.py", "nn:decoder -- train.py"]
+)
+def test_a_script_is_refused_with_what_to_do(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert (
+        f"{command} {words[words.index('--') :]}: expected a MODEL, because only check and watch take" in said
+    )
+    assert "`normscope init train.py` does" in said
+    assert ("call normscope.plan in the script" in said) == (command == "plan")
+
+
+def test_a_model_may_still_stand_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--", "nn:decoder,depth=1,width=16,heads=2"]) == 0
+    assert "Peak of a training step" in capsys.readouterr().out
