@@ -426,9 +426,15 @@ class Shown:
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
     """Write the report in `format` to stdout or a file; `command` is the call that made it."""
     from normscope.report import print_report, text_report
+    from normscope.report.words import headline
 
     parts = (lambda: print_report(report), lambda: text_report(report))
-    write(Shown(report.model, report.verdict, *parts, report), format, output, command)
+    write(
+        Shown(report.model, headline(report.verdict, report.forecast), *parts, report),
+        format,
+        output,
+        command,
+    )
 
 
 def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:

@@ -69,8 +69,10 @@ class FigureTable:
     def _table(self, head: Cells, rows: Sequence[Cells]) -> Table:
         table = Table(box=self.box, show_edge=False, pad_edge=False, padding=(0, 1))
         for place, name in enumerate(head):
-            is_figure = self.columns[place] in self.figures
-            table.add_column(name, justify="right" if is_figure else "left", no_wrap=place not in self.wraps)
+            is_figure, is_words = self.columns[place] in self.figures, place in self.wraps
+            table.add_column(
+                name, justify="right" if is_figure else "left", no_wrap=not is_words, overflow="fold"
+            )
         for cells, (_, style, end_section) in zip(rows, self.rows, strict=True):
             table.add_row(*cells, style=style, end_section=end_section)
         return table

@@ -47,12 +47,15 @@ def _table(stack: Stack, width: int) -> FigureTable:
         for blocks, branches in folded_rows(stack)
         for index, cells in enumerate(branches)
     ]
-    room = room_beside((names, *rows), width, gap=2)
+    room = max(_LEAST, room_beside((names, *rows), width, gap=2))
     table = FigureTable(
-        *(Text(name, style="dim") for name in names), box=None, title=Text(headline(stack), style="bold")
+        *(Text(name, style="dim") for name in names),
+        wraps=(3, 4),
+        box=None,
+        title=Text(headline(stack), style="bold"),
     )
     for sites, *cells in rows:
-        table.add_row(in_lines(sites, room if room >= _LEAST else width), *cells)
+        table.add_row(in_lines(sites, room), *cells)
     return table
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
-from normscope.report.words import risk_in_words
+from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -53,6 +53,32 @@ def ladder_words(ladder: LadderForecast) -> str:
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
     return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
+
+
+def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
+    """Why the trial of the run and the one of its learning rate on the ladder differ; "" where they agree."""
+    rung = next((each for each in ladder.rungs if trial and each.lr == trial.lr), None)
+    if trial is None or rung is None or rung.outcome == trial.outcome:
+        return ""
+    if "not measured" in (rung.outcome, trial.outcome) or rung.warmup != trial.warmup:
+        return ""
+    here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.steps} steps"
+    return (
+        f"at {trial.lr:g} the run's trial of {trial.steps} steps says {trial.outcome}, and the one here, "
+        f"{here}, says {rung.outcome}; trust this one, which also has the losses of the other rates"
+    )
+
+
+def near_limit_in_words(ladder: LadderForecast) -> str:
+    """The rates whose outcome and probability point to different sides; "" where there are none."""
+    rates = [f"{rung.lr:g}" for rung in ladder.rungs if differs_from_certainty(rung)]
+    return f"outcome and probability differ at {', '.join(rates)}: {NEAR_LIMIT}" if rates else ""
+
+
+def ladder_sentences(trial: Forecast | None, ladder: LadderForecast) -> list[str]:
+    """The largest rate that trains; then what seems to contradict, where something does, and why."""
+    said = (ladder_words(ladder), other_trial_in_words(trial, ladder), near_limit_in_words(ladder))
+    return [words for words in said if words]
 
 
 def rate_to_use(ladder: LadderForecast) -> str:

@@ -27,6 +27,8 @@ from normscope.report.report import Report
 from normscope.report.rescue import (
     ladder_table,
     ladder_words,
+    near_limit_in_words,
+    other_trial_in_words,
     rate_to_use,
     rates_at_scale,
     remedies_table,
@@ -39,8 +41,10 @@ from normscope.report.words import (
     cost_in_words,
     forecast_in_words,
     gains_in_words,
+    headline,
     next_step_in_words,
     stack_in_words,
+    too_early_in_words,
 )
 from normscope.rules import Finding, figure
 from normscope.train import recipe_in_words
@@ -77,7 +81,9 @@ def print_markdown(text: str) -> None:
 
 
 def _parts(report: Report, width: int) -> Iterator[RenderableType]:
-    yield Text.assemble((report.verdict, COLOURS[report.verdict]), "  ", (report.model, "bold"))
+    head = headline(report.verdict, report.forecast)
+    colour = COLOURS["undecided" if head.startswith("healthy,") else report.verdict]
+    yield Text.assemble((head, colour), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     if report.ladder is not None and (rate := rate_to_use(report.ladder)):
@@ -106,6 +112,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"
         yield labelled("trial", forecast_in_words(report.forecast) + reason)
+        if words := too_early_in_words(report.forecast, report.ladder):
+            yield indented(Text(words))
     for note in report.notes:
         yield labelled("note", note)
     yield labelled("cost", cost_in_words(report.cost))
@@ -134,9 +142,14 @@ def _tried(report: Report) -> Iterator[RenderableType]:
     if report.ladder is not None:
         yield Text("")
         yield labelled("rates", ladder_words(report.ladder))
+        if words := other_trial_in_words(report.forecast, report.ladder):
+            yield labelled("but", words)
         if report.ladder.rungs:
             yield Text("")
             yield ladder_table(report.ladder)
+            if words := near_limit_in_words(report.ladder):
+                yield Text("")
+                yield labelled("limit", words)
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:

@@ -1,4 +1,4 @@
-"""What a caller gives as a model: a module, or an error that says what to give."""
+"""The check of a caller's model: a module, or an error that says what to give."""
 
 from typing import Any
 
