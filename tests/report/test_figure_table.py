@@ -3,11 +3,13 @@
 import io
 
 import pytest
+from handmade_reports import report
 from rich.console import Console
 from rich.text import Text
 
 from normscope.cli.output import spell_out
-from normscope.report.console import as_text
+from normscope.report import terminal
+from normscope.report.console import as_text, show
 from normscope.report.figure_table import FigureTable
 
 HEAD = ("rate", "outcome", "σ_max", "diversity")
@@ -87,3 +89,17 @@ def test_spelled_characters_do_not_shift_the_columns() -> None:
     printed = stream.buffer.getvalue().decode("ascii")
     assert "sigma_max 123.4567" in printed
     assert "..." not in printed
+
+
+@pytest.mark.parametrize("width", [40, 60, 72])
+def test_a_spelled_report_keeps_within_the_width(width: int) -> None:
+    spell_out()
+    stream = Ascii()
+    show(
+        lambda columns: terminal._parts(report(12), columns),
+        Console(file=stream, width=width, highlight=False),
+    )
+    stream.flush()
+    lines = stream.buffer.getvalue().decode("ascii").splitlines()
+    assert any("->" in line for line in lines)
+    assert max(map(len, lines)) <= width

@@ -3,11 +3,11 @@
 import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -66,21 +66,43 @@ def as_text(
 
 def _print(parts: Callable[[int], Iterable[RenderableType]], console: Console) -> None:
     for part in parts(console.width):
-        console.print(part)
+        console.print(as_printed(part, console.file) if isinstance(part, Text) else part)
+
+
+def as_printed(cell: str | Text, stream: IO[str]) -> Text:
+    """The cell in the characters that `stream` writes: a "σ" that is spelled "sigma" is five columns wide."""
+    text = cell if isinstance(cell, Text) else Text(cell)
+    encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
+    if text.plain.isascii() or not encoding or errors in (None, "strict"):
+        return text
+    spelled = text.plain.encode(encoding, errors).decode(encoding)
+    return text if spelled == text.plain else Text(spelled, style=text.style)
 
 
 def indented(text: Text, columns: int = MARGIN) -> RenderableType:
     """Text that wraps right of the margin."""
-    return Padding(text, (0, 0, 0, columns), expand=False)
+    return _Beside(Text(), text, columns)
 
 
 def labelled(label: str, words: str, margin: int = MARGIN) -> RenderableType:
     """A dim label in the margin and words that wrap beside it."""
-    grid = Table.grid(padding=0)
-    grid.add_column(width=margin)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style="dim"), Text(words))
-    return grid
+    return _Beside(Text(label, style="dim"), Text(words), margin)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Words that wrap beside a label, in the characters of the output: "..." is wider than "…"."""
+
+    label: Text
+    words: Text
+    margin: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=0)
+        grid.add_column(width=self.margin)
+        grid.add_column(overflow="fold")
+        grid.add_row(*(as_printed(text, console.file) for text in (self.label, self.words)))
+        yield grid
 
 
 def is_ascii() -> bool:

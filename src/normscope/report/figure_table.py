@@ -1,7 +1,6 @@
 """Tables of figures that cut no figure: where the columns do not fit, each row becomes a short list."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import IO
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.cells import cell_len
@@ -9,6 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from normscope.report.console import as_printed
 
 _NOTHING_TO_LIST = ("", "⋮", ":")
 """Cells that a list leaves out; the last is the second where an encoding lacks it."""
@@ -50,10 +51,10 @@ class FigureTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the table or the list."""
-        head = tuple(_printed(name, console.file) for name in self.columns)
-        rows = [tuple(_printed(cell, console.file) for cell in cells) for cells, _, _ in self.rows]
+        head = tuple(as_printed(name, console.file) for name in self.columns)
+        rows = [tuple(as_printed(cell, console.file) for cell in cells) for cells, _, _ in self.rows]
         if self.title:
-            yield _printed(self.title, console.file)
+            yield as_printed(self.title, console.file)
         if self._needed([head, *rows]) <= options.max_width:
             yield self._table(head, rows)
         else:
@@ -106,13 +107,3 @@ def _filled(items: Iterable[Text], width: int) -> Iterator[Text]:
 
 def _width(cell: Text) -> int:
     return max(map(cell_len, cell.plain.split("\n")))
-
-
-def _printed(cell: str | Text, stream: IO[str]) -> Text:
-    """The cell in the characters that `stream` writes: a "σ" that is spelled "sigma" is five columns wide."""
-    text = cell if isinstance(cell, Text) else Text(cell)
-    encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
-    if text.plain.isascii() or not encoding or errors in (None, "strict"):
-        return text
-    spelled = text.plain.encode(encoding, errors).decode(encoding)
-    return text if spelled == text.plain else Text(spelled, style=text.style)
