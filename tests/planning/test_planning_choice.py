@@ -19,6 +19,7 @@ from normscope.errors import UsageError
 from normscope.planning import Held, in_words, parse_bytes, plan, recompute
 from normscope.planning.choosing import Moments, Option, cheapest, options_of
 from normscope.planning.making import with_loss
+from normscope.planning.result import WITHOUT_DEVICE
 from normscope.planning.search import measured
 from normscope.planning.stand_in import fake_stand_in, real_stand_in, to_read
 from normscope.planning.step import Step, makes
@@ -313,6 +314,10 @@ def test_the_scope_of_the_peak_stands_beside_it() -> None:
     assert "Not included" in head
     assert "dropout" not in rest
     assert "On a GPU" not in text(dataclasses.replace(made, device="cuda"))
+    too_large = text(dataclasses.replace(made, notes=(WITHOUT_DEVICE,)))
+    assert "a CPU's, because the device cannot hold the weights. On a GPU, dropout" in too_large
+    assert "--device cuda" not in too_large
+    assert "Note:" not in too_large
 
 
 @pytest.mark.parametrize("command", ["plan", "anatomy", "diff", "train", "map"])

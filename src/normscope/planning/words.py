@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from normscope.planning.result import Plan, Row
+from normscope.planning.result import WITHOUT_DEVICE, Plan, Row
 from normscope.planning.sizes import in_words
 
 NOT_INCLUDED = (
@@ -13,9 +13,9 @@ NOT_INCLUDED = (
 )
 
 
-ON_CPU = (
-    "This peak is a CPU's. On a GPU, dropout and attention with dropout save less: there, add --device cuda."
-)
+_LESS = "On a GPU, dropout and attention with dropout save less"
+ON_CPU = f"This peak is a CPU's. {_LESS}: there, add --device cuda."
+INSTEAD_OF_DEVICE = f"This peak is a CPU's, because the device cannot hold the weights. {_LESS}."
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
@@ -42,7 +42,7 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.memory is not None:
         yield _verdict(plan)
     if plan.device == "cpu":
-        yield ON_CPU
+        yield INSTEAD_OF_DEVICE if WITHOUT_DEVICE in plan.notes else ON_CPU
     yield NOT_INCLUDED
 
 
@@ -51,10 +51,10 @@ def _foot(plan: Plan) -> Iterator[str]:
         yield ""
         yield f"Recompute {len(plan.recompute)} modules: {', '.join(shortened(plan.recompute))}"
         yield "In a script: normscope.recompute(model, paths); the JSON lists the paths."
-    if plan.notes:
+    notes = [note for note in plan.notes if note != WITHOUT_DEVICE]  # that one is in the head
+    if notes:
         yield ""
-    for note in plan.notes:
-        yield f"Note: {note}"
+    yield from (f"Note: {note}" for note in notes)
 
 
 def _wrapped(paragraph: str, width: int | None) -> list[str]:
