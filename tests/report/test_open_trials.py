@@ -90,6 +90,19 @@ def test_a_ladder_that_says_otherwise_than_the_runs_trial_says_which_to_trust() 
         assert "trust this one" not in words(judged("healthy", told("slow", 0.3), same))
 
 
+@pytest.mark.parametrize(
+    ("trial_says", "ladder_says", "is_closed"),
+    [("slow", "trains", True), ("slow", "slow", False), ("undecided", "trains", False)],
+)
+def test_a_ladder_that_trains_closes_a_slow_trial(trial_says: str, ladder_says: str, is_closed: bool) -> None:
+    one = judged("healthy", told(trial_says), told("trains", lr=5e-3), told(ladder_says, steps=36))
+    said = "healthy" if is_closed else f"healthy, trial {trial_says}"
+    assert text_report(one, 100).splitlines()[0] == f"{said}  hf:gpt2"
+    assert f"<title>{said} · hf:gpt2" in one.to_html()
+    elsewhere = judged("healthy", told(trial_says), told("trains", steps=36, lr=5e-3))
+    assert words(elsewhere).startswith(f"healthy, trial {trial_says}")
+
+
 def test_a_short_slow_trial_names_what_says_more() -> None:
     more = "A trial of 20 steps may call a run slow too early: --forecast takes 36 and compares"
     slow = judged("healthy", told("slow", 0.3))

@@ -429,12 +429,8 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
     from normscope.report.words import headline
 
     parts = (lambda: print_report(report), lambda: text_report(report))
-    write(
-        Shown(report.model, headline(report.verdict, report.forecast), *parts, report),
-        format,
-        output,
-        command,
-    )
+    said = headline(report.verdict, report.forecast, report.ladder)
+    write(Shown(report.model, said, *parts, report), format, output, command)
 
 
 def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:

@@ -62,7 +62,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         Every name in it is escaped, and its content security policy lets no script run but its own.
     """
     trial, ladder, remedies = report.forecast, report.ladder, report.remedies
-    said = headline(report.verdict, trial)
+    said = headline(report.verdict, trial, ladder)
     ledger = Ledger(report.measurements, trial.curve[-1] if trial and trial.curve else None)
     full = lay_out(report.anatomy)
     layout = fold_layout(report.anatomy) or full

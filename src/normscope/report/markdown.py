@@ -63,7 +63,7 @@ def code(words: str) -> str:
 
 
 def _lines(report: Report, command: str | None) -> Iterator[str]:
-    yield f"### normscope: {headline(report.verdict, report.forecast)}"
+    yield f"### normscope: {headline(report.verdict, report.forecast, report.ladder)}"
     yield ""
     yield code(report.model)
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):

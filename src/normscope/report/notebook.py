@@ -13,7 +13,7 @@ _TONES = {"will fail": "error", "at risk": "warning", "healthy": "fine"}
 
 def report_html(report: Report) -> str:
     """The report without its page: `report.to_html(path)` writes that one."""
-    words = headline(report.verdict, report.forecast)
+    words = headline(report.verdict, report.forecast, report.ladder)
     head = line(
         badge(words, "note" if words.startswith("healthy,") else _TONES.get(report.verdict, "note")),
         " ",

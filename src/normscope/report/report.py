@@ -107,7 +107,7 @@ class Report:
     def __repr__(self) -> str:
         """Model, verdict and findings, for a prompt: the whole would fill pages."""
         findings = ", ".join(f"{finding.code} {finding.name}" for finding in self.findings)
-        said = headline(self.verdict, self.forecast)
+        said = headline(self.verdict, self.forecast, self.ladder)
         return f"<Report of {self.model}: {said}{'; ' * bool(findings)}{findings}>"
 
     def _repr_html_(self) -> str:

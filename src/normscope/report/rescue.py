@@ -7,7 +7,7 @@ from rich.text import Text
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
-from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
+from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words, same_run
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -57,10 +57,10 @@ def ladder_words(ladder: LadderForecast) -> str:
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
     """Why the trial of the run and the one of its learning rate on the ladder differ; "" where they agree."""
-    rung = next((each for each in ladder.rungs if trial and each.lr == trial.lr), None)
+    rung = same_run(trial, ladder)
     if trial is None or rung is None or rung.outcome == trial.outcome:
         return ""
-    if "not measured" in (rung.outcome, trial.outcome) or rung.warmup != trial.warmup:
+    if "not measured" in (rung.outcome, trial.outcome):
         return ""
     here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.steps} steps"
     return (

@@ -81,7 +81,7 @@ def print_markdown(text: str) -> None:
 
 
 def _parts(report: Report, width: int) -> Iterator[RenderableType]:
-    head = headline(report.verdict, report.forecast)
+    head = headline(report.verdict, report.forecast, report.ladder)
     colour = COLOURS["undecided" if head.startswith("healthy,") else report.verdict]
     yield Text.assemble((head, colour), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):

@@ -38,16 +38,27 @@ def stack_in_words(stack: Stack) -> str:
     return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
 
 
-def headline(verdict: str, forecast: Forecast | None) -> str:
+def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | None = None) -> str:
     """The verdict and, where the trial does not say that the run trains, its outcome: "healthy, trial slow".
 
     No finding speaks of a trial that is undecided or slow, so the verdict alone would read as that of a whole
-    check.
+    check. A longer trial of the ladder that says that the same run trains counts more than a slow one.
     """
     open_ends = ("undecided", "slow", "not measured")
     if forecast is None or verdict not in ("healthy", "at risk") or forecast.outcome not in open_ends:
         return verdict
+    again = same_run(forecast, ladder)
+    if forecast.outcome == "slow" and again is not None and again.trains:
+        return verdict
     return f"{verdict}, trial {forecast.outcome}"
+
+
+def same_run(forecast: Forecast | None, ladder: LadderForecast | None) -> Forecast | None:
+    """The ladder's forecast of the run of `forecast`; None without one."""
+    if forecast is None or ladder is None:
+        return None
+    run = (forecast.lr, forecast.warmup)
+    return next((rung for rung in ladder.rungs if (rung.lr, rung.warmup) == run), None)
 
 
 def forecast_in_words(forecast: Forecast) -> str:
