@@ -141,6 +141,22 @@ def test_the_table_of_a_terminal_keeps_brackets(tested: list[Outcome]) -> None:
     assert "[bold]this[/bold] and [1, 2]." in captured.get()
 
 
+def test_a_narrow_table_cuts_nothing(tested: list[Outcome]) -> None:
+    from rich.console import Console
+
+    long = dataclasses.replace(tested[0].claim, says_zh="这对影响仅是右乘对角矩阵，不改变零空间的结构")
+    first = dataclasses.replace(tested[0], claim=long)
+    console = Console(width=40)
+    with console.capture() as captured:
+        console.print(table([first, *tested[1:]]))
+    shown = captured.get()
+    assert "…\n" not in shown
+    assert all(character in shown for character in long.says_zh)
+    for each in tested:
+        for figure in re.findall(r"\d[\d.e-]*", figure_words(each.evidence.figure)):
+            assert figure in shown
+
+
 def test_the_tally_speaks_of_one_and_of_many(tested: list[Outcome]) -> None:
     assert tally([]) == "no claim was tested"
     assert tally(tested[:1]) == "1 claim: 1 holds"

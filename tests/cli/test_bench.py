@@ -144,3 +144,18 @@ def test_a_run_of_other_data_is_rescued_only_by_its_first_ranked_remedy() -> Non
     better = ranking | {"before": "collapses", "attempts": attempts[::-1]}
     assert of_lines([*known.lines, better]).is_rescued(run)
     assert of_lines([better]).is_foreseen(run)
+
+
+def test_no_figure_is_cut_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"model": "nn:decoder, 12 × 256", "measured": "509.0 MiB", "ratio": 1.0625}]
+    rows.append({"model": "b", "more": 3})
+    for columns in ("120", "40", "24"):
+        monkeypatch.setenv("COLUMNS", columns)
+        bench._print_rows("plan", rows)
+        out = capsys.readouterr().out
+        assert out.startswith("bench plan\n")
+        for figure in ("509.0 MiB", "1.0625", "3"):
+            assert figure in out
+        assert max(map(len, out.splitlines())) <= int(columns)

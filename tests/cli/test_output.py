@@ -222,7 +222,7 @@ def test_a_report_that_cannot_be_written_is_shown(format: str, capsys: pytest.Ca
     if format == "json":
         assert json.loads(out)["schema"] == "normscope.report/1"
     else:
-        assert out.split()[0] == "healthy"
+        assert out.split()[0] == "healthy,"  # the trial is undecided
 
 
 @needs_full

@@ -362,3 +362,13 @@ def test_a_model_without_numbers_is_refused() -> None:
         model = Model()
     with pytest.raises(UsageError, match="meta device"):
         fuse(model, torch.empty(2, 5, WIDTH, device="meta"))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")
+def test_a_fused_model_is_not_scripted_until_it_is_undone() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2)
+    plain = model(X)
+    with fuse(model, X), pytest.raises(UsageError, match=r"torch\.jit\.script.*call undo\(\)"):
+        torch.jit.script(model)
+    torch.testing.assert_close(torch.jit.script(model)(X), plain)

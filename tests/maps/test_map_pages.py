@@ -234,6 +234,18 @@ def test_the_terminal_shows_every_figure() -> None:
     assert "64 of 64" in "\n".join(summary(table, sheet().counts, SETTINGS))
 
 
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_in_a_narrow_terminal_no_figure_is_cut(width: int) -> None:
+    from normscope.report.console import as_text
+
+    table = tabulate(RECORDS)
+    whole = as_text(lambda _: [terminal_table(table)], width)
+    assert max(map(len, whole.splitlines())) <= width
+    for figure in ("●−0.50", "◐−0.25", "○+0.01"):
+        assert figure in whole.split()
+    assert "…" not in whole
+
+
 @pytest.mark.parametrize("figures", [True, False])
 def test_nothing_of_the_table_is_cut_off(figures: bool) -> None:
     from rich.console import Console

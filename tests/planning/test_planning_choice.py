@@ -1,8 +1,10 @@
 """The choice is the cheapest of all choices, sizes are read, and what does not fit says what would."""
 
+import dataclasses
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from normscope.errors import UsageError
 from normscope.planning import Held, in_words, parse_bytes, plan, recompute
 from normscope.planning.choosing import Moments, Option, cheapest, options_of
 from normscope.planning.making import with_loss
+from normscope.planning.result import WITHOUT_DEVICE
 from normscope.planning.search import measured
 from normscope.planning.stand_in import fake_stand_in, real_stand_in, to_read
 from normscope.planning.step import Step, makes
@@ -291,3 +294,49 @@ def test_an_input_that_nothing_else_saves_is_kept_for_the_second_run() -> None:
 def test_a_plan_prints_as_the_command_shows_it() -> None:
     made = plan(SPEC)
     assert str(made) == text(made)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 72])
+def test_in_a_narrow_terminal_no_figure_is_broken(width: int, peak: int) -> None:
+    made = plan(SPEC, int(0.8 * peak))
+    lines = text(made, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for figure in set(re.findall(r"\d[\d.,]* [KMG]?i?B\b", text(made))):
+        assert any(figure in line for line in lines), figure
+    assert "\n".join(text(made, 400).splitlines()) + "\n" == text(made)
+
+
+def test_the_scope_of_the_peak_stands_beside_it() -> None:
+    made = plan(SPEC)
+    head, _, rest = text(made).partition("\n\n")
+    assert "Peak of a training step" in head
+    assert "On a GPU, dropout" in head
+    assert "Not included" in head
+    assert "dropout" not in rest
+    assert "On a GPU" not in text(dataclasses.replace(made, device="cuda"))
+    too_large = text(dataclasses.replace(made, notes=(WITHOUT_DEVICE,)))
+    assert "a CPU's, because the device cannot hold the weights. On a GPU, dropout" in too_large
+    assert "--device cuda" not in too_large
+    assert "Note:" not in too_large
+
+
+@pytest.mark.parametrize("command", ["plan", "anatomy", "diff", "train", "map"])
+@pytest.mark.parametrize(
+    "words", ["-- python train.py --lr 3", "-- torchrun train.py", "nn:decoder -- train.py"]
+)
+def test_a_script_is_refused_with_what_to_do(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert (
+        f"{command} {words[words.index('--') :]}: expected a MODEL, because only check and watch take" in said
+    )
+    assert "`normscope init train.py` does" in said
+    assert ("call normscope.plan in the script" in said) == (command == "plan")
+
+
+def test_a_model_may_still_stand_behind_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--", "nn:decoder,depth=1,width=16,heads=2"]) == 0
+    assert "Peak of a training step" in capsys.readouterr().out

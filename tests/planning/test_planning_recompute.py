@@ -1,12 +1,14 @@
 """Recomputed modules give the same loss, gradients and buffers to the bit, and `undo` leaves no trace."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import normscope
 from normscope.anatomy import read_anatomy
 from normscope.errors import UsageError
 from normscope.planning import plan, recompute
@@ -183,3 +185,34 @@ class Fails(nn.Module):
 def test_a_step_that_fails_is_named_with_its_precision() -> None:
     with pytest.raises(UsageError, match=r"in bfloat16 \(RuntimeError: no bfloat16 here\)"):
         plan(Fails(), batch=torch.randn(2, 4), precision="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("blocks.0.atention", "blocks.0.attention"),  # "blocks.0" begins it, and is not meant
+        ("block.1", "blocks.1"),
+        ("model.blocks.1.feed_forward", "blocks.1.feed_forward"),
+        ("1.feed_forward", "blocks.1.feed_forward"),
+        ("blocks.11", "blocks.1"),
+    ],
+)
+def test_the_nearest_path_is_suggested(path: str, near: str) -> None:
+    model = normscope.load("nn:decoder,depth=2,width=16,heads=2").model
+    with pytest.raises(UsageError, match=f'the nearest name is "{re.escape(near)}"'):
+        normscope.recompute(model, [path])
+
+
+def test_a_path_like_no_other_is_answered_with_where_paths_are() -> None:
+    with pytest.raises(UsageError, match=r"take a path of named_modules\(\)"):
+        normscope.recompute(nn.Sequential(nn.Linear(2, 2)), ["encoder"])
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [("0", 'write ["0"]'), (None, "a list of paths"), (3, "a list of paths"), ([0], "the path of a module")],
+)
+def test_paths_that_are_none_are_refused(paths: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        normscope.recompute(nn.Sequential(nn.Linear(2, 2)), paths)
+    assert words in str(caught.value)

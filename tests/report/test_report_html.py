@@ -598,6 +598,17 @@ def test_zero_on_a_logarithmic_profile_is_written_and_has_no_dot() -> None:
     assert track.picture.count('class="zero"') == 1
 
 
+def test_no_line_crosses_the_words_not_measured() -> None:
+    anatomy = Anatomy((synthetic.stack("decoder", 3, "pre"),))
+    rows = [not_measured("jacobian/branch-norm", b.site, "left out") for b in anatomy.branches]
+    (track,) = draw_tracks(lay_out(anatomy), Ledger(rows), 80)
+    assert "not measured" in track.picture
+    assert "<line" not in track.picture
+    known = [Measurement("jacobian/branch-norm", b.site, 0.5) for b in anatomy.branches]
+    (track,) = draw_tracks(lay_out(anatomy), Ledger(known), 80)
+    assert 'class="ref"' in track.picture
+
+
 def test_the_mark_of_a_block_is_invisible_until_it_is_placed(page: Page) -> None:
     assert {mark["height"] for mark in page.with_class("cursor")} <= {"0"}
 

@@ -31,6 +31,16 @@ def test_it_fits_and_starts_with_the_verdict(depth: int, width: int) -> None:
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 72])
+def test_no_figure_is_cut_in_a_narrow_terminal(width: int) -> None:
+    wide, narrow = (" ".join(text_report(report(12), columns).split()) for columns in (200, width))
+    cells = "0.12 0.12 0.617 0.45 0.0016 1.25"
+    assert f"layers.1 pre {cells}" in wide
+    assert "…" not in narrow.partition("layers.0 ")[2]
+    row = narrow.partition("layers.1 ")[2].partition("layers.2 ")[0]
+    assert [word for word in row.split() if word[0].isdigit()] == cells.split()
+
+
 @pytest.mark.parametrize("verdict", ["interrupted", "no trial"])
 def test_a_check_that_is_not_whole_opens_with_that_word(verdict: str) -> None:
     cut = replace(report(findings=()), verdict=verdict)

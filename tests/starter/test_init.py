@@ -244,3 +244,48 @@ model = nn.DataParallel(model)
     assert f"model = Wrapped({given})" in text
     assert "# Neutral values for what the code does not give: vocab_size=256" in text
     assert "TODO" not in text
+
+
+LARGE = "from model import Net\ndef main():\n    return Net(depth=24, width=unknown(), heads=16)\n"
+SMALL = "from model import Net\nmodel = Net(depth=2, width=30, heads=3, vocab=100)\n"
+NET = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, depth, width, heads=4, vocab=256):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+"""
+
+
+def test_values_of_two_scripts_are_not_mixed(here: Path) -> None:
+    write(here, {"model.py": NET, "a_large.py": LARGE, "b_small.py": SMALL})
+    text = start(Path()).text
+    assert "Net(depth=2, width=30, heads=3, vocab=100)" in text
+    assert "# The values of b_small.py, line 2.\n    # Net is also constructed in a_large.py, line 3." in text
+
+
+@pytest.mark.parametrize("train", ["train.py", "a_train.py", "pretrain.py"])
+def test_of_equals_the_training_script_gives_the_values(train: str, here: Path) -> None:
+    write(here, {"model.py": NET, "bench.py": SMALL, train: SMALL.replace("30", "60"), "z.py": SMALL})
+    text = start(Path()).text
+    assert "Net(depth=2, width=60, heads=3, vocab=100)" in text
+    assert f"# The values of {train}, line 2." in text
+
+
+def test_what_the_chosen_place_does_not_give_is_left_to_write(here: Path) -> None:
+    other = "from model import Net\nNet(width=64, depth=n())\n"
+    write(here, {"model.py": NET, "train.py": LARGE, "test_net.py": other})
+    found = start(Path())
+    assert "heads=16" in found.text
+    assert "width=64" not in found.text
+    assert ["width" in what for _, what in found.todo] == [True]
+
+
+def test_a_default_config_takes_what_one_file_sets(here: Path) -> None:
+    made = "from mingpt.model import GPT\nconfig = GPT.get_default_config()\n"
+    other = f"{made}config.block_size = 99\nGPT(config)\n"
+    files = {"mingpt/__init__.py": "", "mingpt/model.py": projects.MINI}
+    write(here, {**files, "a.py": other, "demo.py": projects.MINI_DEMO})
+    text = start(Path()).text
+    assert "config.model_type = 'gpt-nano'" in text
+    assert "config.block_size = 16" in text

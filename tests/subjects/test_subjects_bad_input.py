@@ -277,7 +277,7 @@ def test_settings_that_cannot_be_used(settings: dict, words: tuple[str, ...]) ->
 def test_make_subject_wants_a_module() -> None:
     with pytest.raises(UsageError) as caught:
         make_subject(torch.nn.Linear)  # type: ignore[arg-type]
-    assert_one_line(caught.value, "of type type", "a torch.nn.Module")
+    assert_one_line(caught.value, "the class Linear", "a torch.nn.Module")
 
 
 def test_memory_that_is_refused_is_one_line(tmp_path: Path) -> None:

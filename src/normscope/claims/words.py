@@ -186,9 +186,9 @@ def table(tested: Sequence[ClaimResult]) -> "Table":
 
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     rows.add_column("id", no_wrap=True)
-    rows.add_column("claim", ratio=5)
-    rows.add_column("verdict", ratio=3)
-    rows.add_column("figure", ratio=4)
+    rows.add_column("claim", ratio=5, overflow="fold")
+    rows.add_column("verdict", ratio=3, overflow="fold")
+    rows.add_column("figure", ratio=4, overflow="fold", min_width=12)  # the longest figure's columns
     for each in tested:
         judgement = each.judgement
         said = verdict_words(judgement) + (f": {each.reason}" if each.reason else "")

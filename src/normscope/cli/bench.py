@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,9 +29,6 @@ def command(
 
     Figures are ratios of times that were measured in turns, in one run on this machine.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     benches = _benches()
     for name in names or list(benches.BENCHES):
         with quiet_libraries():
@@ -39,10 +36,18 @@ def command(
         if format is TextOrJson.JSON:
             emit(json.dumps({"schema": SCHEMA, "bench": name, "rows": rows}, indent=2) + "\n", None)
         else:
-            table = Table(*rows[0], title=f"bench {name}", title_justify="left")
-            for row in rows:
-                table.add_row(*map(str, row.values()))
-            Console().print(table)
+            _print_rows(name, rows)
+
+
+def _print_rows(name: str, rows: list[dict[str, Any]]) -> None:
+    from normscope.report.console import show
+    from normscope.report.figure_table import FigureTable
+
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = FigureTable(*columns, title=f"bench {name}")
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    show(lambda _: [table])
 
 
 def _benches() -> ModuleType:

@@ -359,17 +359,42 @@ def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] 
     """The words behind `--`, the command of a training script; None without `--`.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are none, or the command takes none.
     """
-    if command not in ("check", "watch") or "--" not in arguments:
+    if "--" not in arguments:
         return None
     words = list(arguments[list(arguments).index("--") + 1 :])
+    if command not in ("check", "watch"):
+        _refuse_script(command, words)
+        return None
     if command == "check" and len(words) == 1 and ":" in words[0]:
         return None  # a MODEL, kept apart from the options
     if not words:
         given = f"{command} -- without a command"
         raise UsageError(given, "the command of a training script", f"write {command} -- python train.py")
     return words
+
+
+_INSTEAD_OF_SCRIPT = {
+    "plan": "or call normscope.plan in the script",
+    "anatomy": "or call normscope.read_anatomy in the script",
+    "train": "or run `normscope check -- …` to judge the script",
+    "map": "or run `normscope check -- …` to judge the script",
+    "diff": "or give a file that holds the command, such as `-- python train.py`",
+}
+"""Commands that take a MODEL and no script: what else there is to do."""
+
+
+def _refuse_script(command: str | None, words: Sequence[str]) -> None:
+    file = next((word for word in words if word.endswith(".py")), None)
+    if command not in _INSTEAD_OF_SCRIPT or file is None:
+        return
+    raise UsageError(
+        f"{command} -- {shlex.join(words)}",
+        "a MODEL, because only check and watch take the command of a script",
+        f"write a factory (`normscope init {shlex.quote(file)}` does) and give FILE.py:FACTORY, "
+        f"{_INSTEAD_OF_SCRIPT[command]}",
+    )
 
 
 class Rendered(Protocol):
@@ -401,9 +426,11 @@ class Shown:
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
     """Write the report in `format` to stdout or a file; `command` is the call that made it."""
     from normscope.report import print_report, text_report
+    from normscope.report.words import headline
 
     parts = (lambda: print_report(report), lambda: text_report(report))
-    write(Shown(report.model, report.verdict, *parts, report), format, output, command)
+    said = headline(report.verdict, report.forecast, report.ladder)
+    write(Shown(report.model, said, *parts, report), format, output, command)
 
 
 def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:

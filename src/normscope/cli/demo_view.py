@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.cli.plot import Axes, Line, plot
+from normscope.report.figure_table import FigureTable
 
 if TYPE_CHECKING:
     from normscope.demo.run import Course, Story
@@ -82,16 +83,16 @@ def _log10(value: float) -> float:
     return max(_DEEPEST, math.log10(value)) if value > 0 else _DEEPEST
 
 
-def table(story: "Story") -> Table:
+def table(story: "Story") -> FigureTable:
     """Table of the conditions: loss, token diversity and outcome."""
     from normscope.demo.settings import CONDITIONS
 
-    found = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "", "loss", "diversity", ""):
-        found.add_column(Text(name, style="dim"), no_wrap=bool(name))
+    found = FigureTable(
+        *(Text(name, style="dim") for name in ("", "", "loss", "diversity", "")), wraps=(1, 4), box=None
+    )
     for index, condition in enumerate(CONDITIONS):
         found.add_row(
-            Text(f"━ {condition.name}", style=COLOURS[index], no_wrap=True),
+            Text(f"━ {condition.name}", style=COLOURS[index]),
             condition.words(story.settings),
             figures(story.losses(index), "{:.2f}"),
             figures(story.diversities(index), "{:.0e}"),

@@ -1,6 +1,7 @@
 """`normscope plan MODEL --memory 16GB`: the memory of a training step, and what to recompute to fit."""
 
 import json
+import shutil
 import sys
 from contextlib import redirect_stdout
 from typing import Annotated
@@ -68,7 +69,8 @@ def command(
     if format is options.TextOrJson.JSON:
         rendered = json.dumps({"schema": SCHEMA, **made.to_dict()}, indent=2) + "\n"
     else:
-        rendered = in_text(made)
+        to_screen = output is None and sys.stdout.isatty()
+        rendered = in_text(made, shutil.get_terminal_size().columns if to_screen else None)
     emit(rendered, output)
 
 

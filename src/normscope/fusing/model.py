@@ -16,7 +16,7 @@ from normscope.fusing.running import Place, Running
 from normscope.kernels.ahead import ReadsAhead
 from normscope.kernels.dispatch import Backend
 from normscope.nn.recompute import Recomputed
-from normscope.subjects import make_subject
+from normscope.subjects import make_subject, require_module
 from normscope.subjects.subject import Batch
 
 _NO_SUM = "norms that read a reshaped or cast sum are not fused; see `normscope anatomy` for what they read"
@@ -70,8 +70,9 @@ def fuse(model: nn.Module, batch: Batch | None = None, *, backend: Backend | Non
         backend: as for `residual_norm`.
 
     Raises:
-        UsageError: the model is fused already, or recomputes activations, or has no pair.
+        UsageError: the model is no module, is fused already, or recomputes activations, or has no pair.
     """
+    require_module(model)
     modules = dict(named_modules(model))
     if any(isinstance(module, ReadsAhead) for module in modules.values()):
         raise UsageError(

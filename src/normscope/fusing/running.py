@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
+from normscope.errors import UsageError
 from normscope.fusing.adds import Add, Adds
 from normscope.fusing.checking import Situation, run, same_values, situation
 from normscope.fusing.pairs import Pair
@@ -40,7 +41,7 @@ class Running:
     def install(self, model: nn.Module) -> None:
         """Hook the model and its modules that add, and make its norms read ahead."""
         for norm in dict.fromkeys(self.norms.values()):
-            norm.__class__ = type(f"Fused{type(norm).__name__}", (ReadsAhead, type(norm)), {})
+            norm.__class__ = type(f"Fused{type(norm).__name__}", (ReadsAhead, type(norm)), _REFUSALS)
         holders = {holder for holder, _ in self.pairs}
         self.adds.watch(model, holders, {pair.norm for pair in self.pairs.values()})
         self.adds.handles += [
@@ -99,6 +100,18 @@ class Running:
         for norm in self.norms.values():
             assert isinstance(norm, ReadsAhead)
             norm.forget()
+
+
+def _refuse_to_script(norm: nn.Module) -> nn.Module:
+    """Refuse `torch.jit.script`, which asks each module for this, before it fails inside the hooks."""
+    raise UsageError(
+        "torch.jit.script of a model that is fused",
+        "a model without hooks in Python",
+        "call undo() of the object that fuse returned before you script the model",
+    )
+
+
+_REFUSALS = {"__prepare_scriptable__": _refuse_to_script}
 
 
 def _can_run(add: Add, weight: Tensor | None, bias: Tensor | None) -> bool:

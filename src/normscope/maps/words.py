@@ -8,10 +8,10 @@ from normscope.maps.table import Panel, Point, Table, edge, excess
 from normscope.train.optim import TITLES
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     from normscope.maps.record import Counts
+    from normscope.report.figure_table import FigureTable
 
 
 def short(rate: float, digits: int = 2) -> str:
@@ -66,22 +66,17 @@ def width_of(table: Table) -> int:
     return max(len("scheme"), names) + len("  warm-up  depth  largest") + 9 * len(table.rates)
 
 
-def terminal_table(table: Table, *, figures: bool = True) -> "RichTable":
+def terminal_table(table: Table, *, figures: bool = True) -> "FigureTable":
     """Table with a row per panel and depth, a column per learning rate, and the largest rate that trains.
 
     Args:
         table: table of the map.
         figures: whether to show nats from the unigram entropy beside the marks; needs a wide terminal.
     """
-    from rich.table import Table as RichTable
+    from normscope.report.figure_table import FigureTable
 
-    shown = RichTable(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("scheme")
-    shown.add_column("warm-up", justify="right")
-    shown.add_column("depth", justify="right")
-    for rate in table.rates:
-        shown.add_column(short(rate), justify="right")
-    shown.add_column("largest", justify="right")
+    others = ("warm-up", "depth", *map(short, table.rates), "largest")
+    shown = FigureTable("scheme", *others, figures=others, box=None)
     for panel in table.panels:
         for row in panel.points:
             shown.add_row(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from normscope.anatomy import read_anatomy
 from normscope.checks import one_of
 from normscope.errors import UsageError, describe
-from normscope.planning.result import Plan, Row
+from normscope.planning.result import WITHOUT_DEVICE, Plan, Row
 from normscope.planning.saved import FIRST, Saved
 from normscope.planning.search import Found, Misfit, Progress, most_sequences, search
 from normscope.planning.sizes import in_words, parse_bytes
@@ -127,7 +127,7 @@ def _subject(
     if not str(place["device"]).startswith("cpu"):  # fake tensors are made on the CPU, and copied on a device
         subject = load_to_read(model, **portions, **place)
         if fake_mode_of(subject.model) is not None:
-            subject.notes = (*subject.notes, "planned with the operations of a CPU: the weights do not fit")
+            subject.notes = (*subject.notes, WITHOUT_DEVICE)
         return subject
     if not model.startswith(("nn:", "hf:")):
         return load_to_read(model, **portions, **place)

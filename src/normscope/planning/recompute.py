@@ -4,6 +4,7 @@ A module's class is replaced by a subclass whose forward is checkpointed, as FSD
 the state dict and `isinstance` stay, and a deep copy of the model recomputes its own modules.
 """
 
+import difflib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 from normscope.anatomy import named_modules
-from normscope.errors import UsageError, suggest
+from normscope.errors import UsageError
 from normscope.kernels.ahead import ReadsAhead
 from normscope.nn.recompute import Recomputed, run_again_later
+from normscope.subjects import require_module
 
 
 class Applied(AbstractContextManager["Applied"]):
@@ -65,10 +67,12 @@ def recompute(model: nn.Module, paths: Iterable[str]) -> Applied:
         paths: paths of the modules, without the wrappers' parts.
 
     Raises:
-        UsageError: a path names no module, or one that cannot be recomputed: it is scripted, its `forward`
-            was replaced on the object, or it is recomputed already.
+        UsageError: `model` is no module, `paths` is no list, or a path names no module, or one that cannot
+            be recomputed: it is scripted, its `forward` was replaced on the object, or it is recomputed
+            already.
     """
-    known, wanted = dict(named_modules(model)), tuple(dict.fromkeys(paths))
+    require_module(model)
+    known, wanted = dict(named_modules(model)), _paths(paths)
     if wanted and any(isinstance(module, ReadsAhead) for module in known.values()):
         given, do = (
             "a model whose residual adds and norms are fused",
@@ -84,10 +88,35 @@ def recompute(model: nn.Module, paths: Iterable[str]) -> Applied:
     return Applied(wanted, modules, list({id(config): config for _, config in held}.values()))
 
 
+def _paths(given: Any) -> tuple[str, ...]:
+    """The paths, each once."""
+    if isinstance(given, str):
+        raise UsageError(f'paths "{given}"', "a list of paths", f'write ["{given}"]')
+    if not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise UsageError(f"paths of type {kind}", "a list of paths of modules", "give plan.recompute")
+    paths = tuple(dict.fromkeys(given))
+    for path in paths:
+        if not isinstance(path, str):
+            given = f"a path of type {type(path).__name__}"
+            raise UsageError(given, "the path of a module, as text", "take a path of named_modules()")
+    return paths
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    """Advice for a path that names no module: one that differs by its first part, else the most similar.
+
+    `suggest` alone prefers a name that `path` begins with, which is often a list of blocks.
+    """
+    known = [each for each in known if each]
+    ends = [each for each in known if each.endswith(f".{path}") or path.endswith(f".{each}")]
+    near = [max(ends, key=len)] if ends else difflib.get_close_matches(path, known, n=1)
+    return f'the nearest name is "{near[0]}"' if near else "take a path of named_modules()"
+
+
 def _module(known: dict[str, nn.Module], path: str) -> nn.Module:
     if path not in known:
-        do = suggest(path, known, "take a path of named_modules()")
-        raise UsageError(f'module "{path}"', "a path of a module of this model", do)
+        raise UsageError(f'module "{path}"', "a path of a module of this model", _nearest(path, known))
     module = known[path]
     if isinstance(module, Recomputed):
         raise UsageError(f'module "{path}", which is recomputed already', "each once", "undo() it first")

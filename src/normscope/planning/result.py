@@ -8,6 +8,9 @@ from torch import nn
 from normscope.planning.recompute import Applied, recompute
 from normscope.planning.step import Footprint
 
+WITHOUT_DEVICE = "planned with the operations of a CPU: the weights do not fit"
+"""Note of a plan for another device whose memory does not hold the model."""
+
 
 @dataclass(frozen=True)
 class Row:

@@ -2,12 +2,12 @@
 
 import io
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import IO
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -36,33 +36,73 @@ def show(parts: Callable[[int], Iterable[RenderableType]], console: Console | No
     if console.is_terminal or console.is_jupyter:
         _print(parts, console)
     else:
-        console.file.write(as_text(parts, console.width))
+        console.file.write(as_text(parts, console.width, console.file))
 
 
-def as_text(parts: Callable[[int], Iterable[RenderableType]], width: int) -> str:
-    """The same as plain text of `width` columns, no line of which ends in spaces."""
-    buffer = io.StringIO()
+class _Buffer(io.StringIO):
+    """A buffer that says of itself what `stream` says: its encoding, and what becomes of other characters."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        super().__init__()
+        self._of = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._of, "encoding", None) or "utf-8"
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return getattr(self._of, "errors", None)
+
+
+def as_text(
+    parts: Callable[[int], Iterable[RenderableType]], width: int, stream: IO[str] | None = None
+) -> str:
+    """The same as plain text of `width` columns, no line of which ends in spaces; for `stream`, or a file."""
+    buffer = _Buffer(stream)
     _print(parts, Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
 def _print(parts: Callable[[int], Iterable[RenderableType]], console: Console) -> None:
     for part in parts(console.width):
-        console.print(part)
+        console.print(as_printed(part, console.file) if isinstance(part, Text) else part)
+
+
+def as_printed(cell: str | Text, stream: IO[str]) -> Text:
+    """The cell in the characters that `stream` writes: a "σ" that is spelled "sigma" is five columns wide."""
+    text = cell if isinstance(cell, Text) else Text(cell)
+    encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
+    if text.plain.isascii() or not encoding or errors in (None, "strict"):
+        return text
+    spelled = text.plain.encode(encoding, errors).decode(encoding)
+    return text if spelled == text.plain else Text(spelled, style=text.style)
 
 
 def indented(text: Text, columns: int = MARGIN) -> RenderableType:
     """Text that wraps right of the margin."""
-    return Padding(text, (0, 0, 0, columns), expand=False)
+    return _Beside(Text(), text, columns)
 
 
 def labelled(label: str, words: str, margin: int = MARGIN) -> RenderableType:
     """A dim label in the margin and words that wrap beside it."""
-    grid = Table.grid(padding=0)
-    grid.add_column(width=margin)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style="dim"), Text(words))
-    return grid
+    return _Beside(Text(label, style="dim"), Text(words), margin)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Words that wrap beside a label, in the characters of the output: "..." is wider than "…"."""
+
+    label: Text
+    words: Text
+    margin: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table.grid(padding=0)
+        grid.add_column(width=self.margin)
+        grid.add_column(overflow="fold")
+        grid.add_row(*(as_printed(text, console.file) for text in (self.label, self.words)))
+        yield grid
 
 
 def is_ascii() -> bool:
@@ -74,11 +114,3 @@ def room_beside(rows: Iterable[Sequence[str]], width: int, gap: int) -> int:
     """Columns of a table's first cell that `width` leaves beside the widest of its other cells."""
     others = [max(map(cell_len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
     return width - sum(others) - gap * len(others)
-
-
-def figure_table(*columns: str | Text, figures: Collection[str] = ()) -> Table:
-    """A table with a line under its head; the columns named in `figures` are flush right."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for column in columns:
-        table.add_column(column, justify="right" if column in figures else "left", no_wrap=True)
-    return table

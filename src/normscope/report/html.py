@@ -24,7 +24,7 @@ from normscope.report.figures.trial import forecast_charts, ladder_charts, singl
 from normscope.report.page import environment, style_sheet
 from normscope.report.rescue import (
     REACHES,
-    ladder_words,
+    ladder_sentences,
     last_figures,
     outcome_class,
     rate_to_use,
@@ -33,7 +33,14 @@ from normscope.report.rescue import (
 )
 from normscope.report.sites import compress, number_runs
 from normscope.report.tables import cell, not_measured, number_sheets, tabulate
-from normscope.report.words import budget_in_words, certainty_in_words, norms_in_words, risk_in_words
+from normscope.report.words import (
+    budget_in_words,
+    certainty_in_words,
+    headline,
+    norms_in_words,
+    risk_in_words,
+    too_early_in_words,
+)
 from normscope.rules.remedies import REMEDIES
 from normscope.train import recipe_in_words
 from normscope.train.optim import TITLES
@@ -55,6 +62,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         Every name in it is escaped, and its content security policy lets no script run but its own.
     """
     trial, ladder, remedies = report.forecast, report.ladder, report.remedies
+    said = headline(report.verdict, trial, ladder)
     ledger = Ledger(report.measurements, trial.curve[-1] if trial and trial.curve else None)
     full = lay_out(report.anatomy)
     layout = fold_layout(report.anatomy) or full
@@ -69,7 +77,8 @@ def render_html(report: Any, command: str | None = None) -> str:
     template = environment("normscope.report").get_template("page.html")
     page = template.render(
         report=report,
-        verdict=_CLASSES.get(report.verdict, "fine"),
+        verdict=_CLASSES.get(report.verdict, "fine" if said == report.verdict else "untried"),
+        headline=said,
         lead=lead_sentence(report),
         style=Markup(style_sheet("page.css")),
         script=Markup(script),
@@ -91,7 +100,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         ladder_charts=ladder_charts(ladder) if ladder else [],
         rate_to_use=rate_to_use(ladder) if ladder else "",
         rates_at_scale=rates_at_scale(ladder) if ladder else "",
-        ladder_words=sentence(ladder_words(ladder)) if ladder else "",
+        ladder_words=" ".join(map(sentence, ladder_sentences(trial, ladder))) if ladder else "",
         way_out=way_out(remedies.best) if remedies and remedies.best else "",
         known_remedies=REMEDIES,
         reaches=REACHES,
@@ -99,6 +108,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         outcome_class=outcome_class,
         certainty_in_words=certainty_in_words,
         risk_in_words=risk_in_words,
+        too_early=too_early_in_words(trial, ladder) if trial else "",
         looks=single_looks(trial) if trial else [],
         spectra=spectra(ledger, layout),
         numbers=number_sheets(report.anatomy, ledger.rows),

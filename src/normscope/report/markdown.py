@@ -9,15 +9,17 @@ from collections.abc import Iterator
 
 from normscope.anatomy import Stack
 from normscope.report.report import Report
-from normscope.report.rescue import ladder_words, rate_to_use, rates_at_scale, remedies_words
+from normscope.report.rescue import ladder_sentences, rate_to_use, rates_at_scale, remedies_words
 from normscope.report.sites import compress
 from normscope.report.words import (
     budget_in_words,
     cost_in_words,
     forecast_in_words,
     gains_in_words,
+    headline,
     next_step_in_words,
     stack_in_words,
+    too_early_in_words,
 )
 from normscope.rules import Finding, figure
 from normscope.train import recipe_in_words
@@ -61,7 +63,7 @@ def code(words: str) -> str:
 
 
 def _lines(report: Report, command: str | None) -> Iterator[str]:
-    yield f"### normscope: {report.verdict}"
+    yield f"### normscope: {headline(report.verdict, report.forecast, report.ladder)}"
     yield ""
     yield code(report.model)
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
@@ -117,9 +119,10 @@ def _run(report: Report) -> Iterator[tuple[str, str]]:
     if words := next_step_in_words(report.measurements):
         yield "next step", words
     if report.forecast is not None:
-        yield "trial", forecast_in_words(report.forecast)
+        early = too_early_in_words(report.forecast, report.ladder)
+        yield "trial", forecast_in_words(report.forecast) + (f". {early}" if early else "")
     if report.ladder is not None:
-        yield "learning rates", ladder_words(report.ladder)
+        yield "learning rates", "; ".join(ladder_sentences(report.forecast, report.ladder))
     if report.remedies is not None:
         yield from remedies_words(report.remedies)
     if report.anatomy.unread:

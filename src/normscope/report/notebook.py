@@ -5,7 +5,7 @@ from normscope.report.html import describe_stack, lead_sentence
 from normscope.report.report import Report
 from normscope.report.sites import compress
 from normscope.report.terminal import BLOCK_COLUMNS, block_rows
-from normscope.report.words import cost_in_words, forecast_in_words
+from normscope.report.words import cost_in_words, forecast_in_words, headline
 from normscope.rules import Finding
 
 _TONES = {"will fail": "error", "at risk": "warning", "healthy": "fine"}
@@ -13,7 +13,12 @@ _TONES = {"will fail": "error", "at risk": "warning", "healthy": "fine"}
 
 def report_html(report: Report) -> str:
     """The report without its page: `report.to_html(path)` writes that one."""
-    head = line(badge(report.verdict, _TONES.get(report.verdict, "note")), " ", code(report.model))
+    words = headline(report.verdict, report.forecast, report.ladder)
+    head = line(
+        badge(words, "note" if words.startswith("healthy,") else _TONES.get(report.verdict, "note")),
+        " ",
+        code(report.model),
+    )
     grave = any(str(finding.severity) != "note" for finding in report.findings)
     return fragment(
         head,

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Anatomy, LongSkip, Stack
 from normscope.anatomy.rows import COLUMNS, folded_rows, formula, headline
 from normscope.report.console import as_text, room_beside, show
+from normscope.report.figure_table import FigureTable
 from normscope.report.sites import compress, in_lines
+
+_LEAST = 16
+"""Least columns of the sites of blocks beside the other columns."""
 
 
 def print_anatomy(anatomy: Anatomy, console: Console | None = None) -> None:
@@ -37,22 +40,22 @@ def _parts(anatomy: Anatomy, width: int) -> Iterator[RenderableType]:
         yield Text.assemble(("unread  ", "bold yellow"), line)
 
 
-def _table(stack: Stack, width: int) -> Table:
-    title = Text(headline(stack), style="bold")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+def _table(stack: Stack, width: int) -> FigureTable:
+    names = ("blocks", *COLUMNS)
     rows = [
         (compress([block.site for block in blocks]) if index == 0 else "", *cells)
         for blocks, branches in folded_rows(stack)
         for index, cells in enumerate(branches)
     ]
-    room = max(16, room_beside((("blocks", *COLUMNS), *rows), width, gap=2))
-    sites = [in_lines(row[0], room) for row in rows]
-    longest = max(len(line) for lines in sites for line in lines.split("\n"))
-    table.add_column("blocks", overflow="fold", min_width=min(room, longest))
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for lines, (_, *cells) in zip(sites, rows, strict=True):
-        table.add_row(*map(Text, (lines, *cells)))
+    room = max(_LEAST, room_beside((names, *rows), width, gap=2))
+    table = FigureTable(
+        *(Text(name, style="dim") for name in names),
+        wraps=(3, 4),
+        box=None,
+        title=Text(headline(stack), style="bold"),
+    )
+    for sites, *cells in rows:
+        table.add_row(in_lines(sites, room), *cells)
     return table
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from normscope.anatomy import Anatomy
 from normscope.forecast import Forecast, LadderForecast
 from normscope.probes import Measurements
+from normscope.report.words import headline
 from normscope.rules import Finding, Severity, Verdict
 from normscope.rules.remedies import Rescue
 
@@ -106,7 +107,8 @@ class Report:
     def __repr__(self) -> str:
         """Model, verdict and findings, for a prompt: the whole would fill pages."""
         findings = ", ".join(f"{finding.code} {finding.name}" for finding in self.findings)
-        return f"<Report of {self.model}: {self.verdict}{'; ' * bool(findings)}{findings}>"
+        said = headline(self.verdict, self.forecast, self.ladder)
+        return f"<Report of {self.model}: {said}{'; ' * bool(findings)}{findings}>"
 
     def _repr_html_(self) -> str:
         """The verdict, the findings and the blocks, in a notebook cell."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from rich.table import Table
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
-from normscope.report.console import NOTHING, figure_table
-from normscope.report.words import risk_in_words
+from normscope.report.console import NOTHING
+from normscope.report.figure_table import FigureTable
+from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words, same_run
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -23,14 +23,14 @@ REACHES = ("the run's settings", "the starting weights", "the model")
 _FIGURES = ("loss", "diversity")
 
 
-def ladder_table(ladder: LadderForecast) -> Table:
+def ladder_table(ladder: LadderForecast) -> FigureTable:
     """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial.
 
     The risk of divergence has a column if it is at least `RISKY` at any of them.
     """
     is_risky = any(map(risk_in_words, ladder.rungs))
     columns = ("probability", *(("diverges",) if is_risky else ()), "steps", *_FIGURES)
-    table = figure_table("rate", "outcome", *columns, figures=columns)
+    table = FigureTable("rate", "outcome", *columns, figures=columns)
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
@@ -53,6 +53,32 @@ def ladder_words(ladder: LadderForecast) -> str:
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
     return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
+
+
+def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
+    """Why the trial of the run and the one of its learning rate on the ladder differ; "" where they agree."""
+    rung = same_run(trial, ladder)
+    if trial is None or rung is None or rung.outcome == trial.outcome:
+        return ""
+    if "not measured" in (rung.outcome, trial.outcome):
+        return ""
+    here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.steps} steps"
+    return (
+        f"at {trial.lr:g} the run's trial of {trial.steps} steps says {trial.outcome}, and the one here, "
+        f"{here}, says {rung.outcome}; trust this one, which also has the losses of the other rates"
+    )
+
+
+def near_limit_in_words(ladder: LadderForecast) -> str:
+    """The rates whose outcome and probability point to different sides; "" where there are none."""
+    rates = [f"{rung.lr:g}" for rung in ladder.rungs if differs_from_certainty(rung)]
+    return f"outcome and probability differ at {', '.join(rates)}: {NEAR_LIMIT}" if rates else ""
+
+
+def ladder_sentences(trial: Forecast | None, ladder: LadderForecast) -> list[str]:
+    """The largest rate that trains; then what seems to contradict, where something does, and why."""
+    said = (ladder_words(ladder), other_trial_in_words(trial, ladder), near_limit_in_words(ladder))
+    return [words for words in said if words]
 
 
 def rate_to_use(ladder: LadderForecast) -> str:
@@ -86,9 +112,9 @@ def _ranged(each: ScaledRate) -> str:
     return f"{each.rate:.2g} ({each.low:.2g} … {each.high:.2g})"
 
 
-def remedies_table(rescue: Rescue) -> Table:
+def remedies_table(rescue: Rescue) -> FigureTable:
     """A line a remedy that was tried, the best first."""
-    table = figure_table("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
+    table = FigureTable("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
     for attempt in rescue.attempts:
         if attempt.forecast is not None:
             table.add_row(

@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.table import Table
 from rich.text import Text
 
 from normscope.probes import Measurements
 from normscope.probes.quantisation import FORMATS, GRANULARITIES, PARTS
-from normscope.report.console import NOTHING, figure_table
+from normscope.report.console import NOTHING
+from normscope.report.figure_table import FigureTable
 from normscope.report.sites import compress, shorten
 from normscope.rules import figure
 
@@ -60,13 +60,13 @@ def _first(measurements: Measurements, name: str, most: int) -> Iterator[RankedP
         yield RankedPlace(name.replace("-", " per "), part, site, *found)
 
 
-def rounding_table(measurements: Measurements, width: int) -> Table | None:
+def rounding_table(measurements: Measurements, width: int) -> FigureTable | None:
     """The first places of each ranking as a table; None where the probe did not run or ranked nothing."""
     rows = [row.cells for row in first_ranked(measurements)]
     if not rows:
         return None
-    room = max(16, width - 50)
-    table = figure_table(*HEAD, figures=HEAD[2:])
+    room = width - 50 if width >= 66 else width  # too narrow for columns: a place has a line
+    table = FigureTable(*HEAD, figures=HEAD[2:])
     shown = ""
     for rounding, place, *figures in rows:
         table.add_row(Text("" if rounding == shown else rounding), Text(shorten(place, room)), *figures)

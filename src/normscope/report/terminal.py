@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
-from rich.table import Table
 from rich.text import Text
 
 from normscope.anatomy import Block, Stack
@@ -18,16 +17,18 @@ from normscope.report.console import (
     MARGIN,
     NOTHING,
     as_text,
-    figure_table,
     indented,
     labelled,
     room_beside,
     show,
 )
+from normscope.report.figure_table import FigureTable
 from normscope.report.report import Report
 from normscope.report.rescue import (
     ladder_table,
     ladder_words,
+    near_limit_in_words,
+    other_trial_in_words,
     rate_to_use,
     rates_at_scale,
     remedies_table,
@@ -40,8 +41,10 @@ from normscope.report.words import (
     cost_in_words,
     forecast_in_words,
     gains_in_words,
+    headline,
     next_step_in_words,
     stack_in_words,
+    too_early_in_words,
 )
 from normscope.rules import Finding, figure
 from normscope.train import recipe_in_words
@@ -78,7 +81,9 @@ def print_markdown(text: str) -> None:
 
 
 def _parts(report: Report, width: int) -> Iterator[RenderableType]:
-    yield Text.assemble((report.verdict, COLOURS[report.verdict]), "  ", (report.model, "bold"))
+    head = headline(report.verdict, report.forecast, report.ladder)
+    colour = COLOURS["undecided" if head.startswith("healthy,") else report.verdict]
+    yield Text.assemble((head, colour), "  ", (report.model, "bold"))
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     if report.ladder is not None and (rate := rate_to_use(report.ladder)):
@@ -107,6 +112,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         said = any(report.forecast.reason in finding.message for finding in report.findings)
         reason = "" if said else f". {report.forecast.reason}"
         yield labelled("trial", forecast_in_words(report.forecast) + reason)
+        if words := too_early_in_words(report.forecast, report.ladder):
+            yield indented(Text(words))
     for note in report.notes:
         yield labelled("note", note)
     yield labelled("cost", cost_in_words(report.cost))
@@ -135,9 +142,14 @@ def _tried(report: Report) -> Iterator[RenderableType]:
     if report.ladder is not None:
         yield Text("")
         yield labelled("rates", ladder_words(report.ladder))
+        if words := other_trial_in_words(report.forecast, report.ladder):
+            yield labelled("but", words)
         if report.ladder.rungs:
             yield Text("")
             yield ladder_table(report.ladder)
+            if words := near_limit_in_words(report.ladder):
+                yield Text("")
+                yield labelled("limit", words)
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
@@ -156,20 +168,21 @@ def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
         yield indented(Text(f"→ {finding.remedy}", style="italic"))
 
 
-def block_table(stack: Stack, measurements: Measurements, width: int) -> Table:
+def block_table(stack: Stack, measurements: Measurements, width: int) -> FigureTable:
     """A row for each block: norm placement, update-to-stream ratio of each branch, figures of the stream.
 
     A figure that is missing or was not measured shows as a dash.
     """
     rows = list(block_rows(stack, measurements))
-    name_width = max(12, min(48, room_beside((BLOCK_COLUMNS, *rows), width, gap=3)))
+    room = room_beside((BLOCK_COLUMNS, *rows), width, gap=3)
+    name_width = min(48, room if room >= 12 else width)  # too narrow for columns: a name has a line
     head = Text(shorten(stack.name or "block", name_width))
-    table = figure_table(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
+    table = FigureTable(head, *BLOCK_COLUMNS[1:], figures=BLOCK_COLUMNS[2:])
     for site, *cells in rows:
         left_out = not any(cells)
         row = ["⋮"] * len(cells) if left_out else cells
         name = Text(f"⋮ {site}", style="dim") if left_out else Text(shorten(site, name_width))
-        table.add_row(name, *row, style="dim" if left_out else None)
+        table.add_row(name, *row, style="dim" if left_out else "")
     return table
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.anatomy import Branch, Stack
-from normscope.forecast import Forecast
+from normscope.forecast import Forecast, LadderForecast
+from normscope.forecast.ladder import LADDER_STEPS
 from normscope.probes import Measurements
 from normscope.probes.next_step import NO_LOSS
 from normscope.rules import figure
@@ -37,6 +38,29 @@ def stack_in_words(stack: Stack) -> str:
     return f"{stack.name or 'stack'}: {len(stack.blocks)} blocks{partly}, {norms}{final}"
 
 
+def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | None = None) -> str:
+    """The verdict and, where the trial does not say that the run trains, its outcome: "healthy, trial slow".
+
+    No finding speaks of a trial that is undecided or slow, so the verdict alone would read as that of a whole
+    check. A longer trial of the ladder that says that the same run trains counts more than a slow one.
+    """
+    open_ends = ("undecided", "slow", "not measured")
+    if forecast is None or verdict not in ("healthy", "at risk") or forecast.outcome not in open_ends:
+        return verdict
+    again = same_run(forecast, ladder)
+    if forecast.outcome == "slow" and again is not None and again.trains:
+        return verdict
+    return f"{verdict}, trial {forecast.outcome}"
+
+
+def same_run(forecast: Forecast | None, ladder: LadderForecast | None) -> Forecast | None:
+    """The ladder's forecast of the run of `forecast`; None without one."""
+    if forecast is None or ladder is None:
+        return None
+    run = (forecast.lr, forecast.warmup)
+    return next((rung for rung in ladder.rungs if (rung.lr, rung.warmup) == run), None)
+
+
 def forecast_in_words(forecast: Forecast) -> str:
     """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss 5.5 → 3.5"."""
     words = f"{forecast.optimizer} at {forecast.lr:g}"
@@ -62,7 +86,31 @@ def certainty_in_words(forecast: Forecast) -> str:
     if forecast.certainty is None:
         return ""
     said = f"probability of training {forecast.certainty:.2f}"
-    return said if forecast.is_sure else f"{said}, not sure"
+    said = said if forecast.is_sure else f"{said}, not sure"
+    return f"{said}: {NEAR_LIMIT}" if differs_from_certainty(forecast) else said
+
+
+NEAR_LIMIT = "near the limit between slow and trains, where runs go either way"
+
+
+def differs_from_certainty(forecast: Forecast) -> bool:
+    """Whether the outcome is "slow" beside a probability of training of a half or more, or the reverse.
+
+    The outcome follows the smallest margin alone; the probability also weighs the others, as runs went.
+    """
+    likely = forecast.certainty is not None and forecast.certainty >= 0.5
+    unlikely = forecast.certainty is not None and forecast.certainty < 0.5
+    return (likely and forecast.outcome == "slow") or (unlikely and forecast.outcome == "trains")
+
+
+def too_early_in_words(forecast: Forecast, ladder: LadderForecast | None) -> str:
+    """A sentence on what says more than a short trial that says "slow"; "" for other trials."""
+    if forecast.outcome != "slow" or ladder is not None or forecast.steps >= LADDER_STEPS:
+        return ""
+    return (
+        f"A trial of {forecast.steps} steps may call a run slow too early: --forecast takes {LADDER_STEPS} "
+        "and compares with other rates."
+    )
 
 
 RISKY = 0.1

@@ -36,7 +36,9 @@ class Construction:
         if isinstance(node, ast.Call):
             self._bind("model", self._of_library(node, source))
         else:
-            self._bind("model", self._of_class(project.classes[node.name], project.calls[node.name]))
+            self._bind(
+                "model", self._of_class(project.classes[node.name], project.calls[node.name], say=True)
+            )
 
     def _bind(self, name: str, call: ast.Call) -> None:
         """Add `name = call`; an argument on each line where one is to do or the line gets long."""
@@ -47,10 +49,18 @@ class Construction:
             arguments = [f"    {ast.unparse(each)}," for each in (*call.args, *call.keywords)]
             self.lines += [f"{name} = {ast.unparse(call.func)}(", *arguments, ")"]
 
-    def _of_class(self, root: Class, calls: Sequence[Call]) -> ast.Call:
-        """The call of a class of the folder, without arguments that have defaults and are given nowhere."""
+    def _of_class(self, root: Class, calls: Sequence[Call], *, say: bool = False) -> ast.Call:
+        """The call of a class of the folder, without arguments that have defaults and are not given.
+
+        Args:
+            calls: the calls in the code; the values are those of one of them.
+            say: whether a comment says which one.
+        """
         self.imports += _imports(root, self._folder)
-        given = _given(calls, [each.arg for each, _ in root.arguments])
+        names = [each.arg for each, _ in root.arguments]
+        call = self._fullest(calls, names)
+        given = _given([] if call is None else [call], names)
+        is_taken = False
         keywords = []
         for argument, default in root.arguments:
             name = argument.arg
@@ -59,11 +69,46 @@ class Construction:
                 self._add_config(config)
             elif name in _CONFIGS and (method := root.method("get_default_config")) is not None:
                 self._add_default_config(root, method, calls)
-            elif (value := self._known(given, name)) is None and default is None:
+            elif (value := self._known(given, name)) is not None:
+                is_taken = True
+            elif default is None:
                 value = self._guess(name, f"{root.name}(…)")
             if value is not None:
                 keywords.append(ast.keyword(name, value))
+        if say and call is not None and is_taken:
+            self._say_where(root.name, call, calls)
         return ast.Call(ast.Name(root.name), [], keywords)
+
+    def _fullest(self, calls: Sequence[Call], names: Sequence[str]) -> Call | None:
+        """The call that gives the most values; of equals that of a training script, else the first.
+
+        Values of several calls are never mixed: the width of one run and the heads of another may not fit.
+        """
+
+        def rank(call: Call) -> tuple[int, bool]:
+            return self._num_known(_given([call], names)), "train" in call[0].path.stem
+
+        return max(calls, key=rank, default=None)
+
+    def _num_known(self, given: Given) -> int:
+        """Number of arguments that the stub can have; what that finds on the way is forgotten."""
+        lists = (self.lines, self.imports, self.guessed)
+        before = [len(each) for each in lists]
+        known = sum(self._known(given, name) is not None for name in list(given))
+        for each, length in zip(lists, before, strict=True):
+            del each[length:]
+        return known
+
+    def _say_where(self, name: str, chosen: Call, calls: Sequence[Call]) -> None:
+        """Add a comment with the place whose values are taken, and the others."""
+        others = [self._place(call) for call in calls if call is not chosen]
+        more = ", …" if len(others) > 2 else "."
+        self.lines.append(f"# The values of {self._place(chosen)}.")
+        if others:
+            self.lines.append(f"# {name} is also constructed in {', '.join(others[:2])}{more}")
+
+    def _place(self, call: Call) -> str:
+        return f"{call[0].path.relative_to(self._folder).as_posix()}, line {call[1].lineno}"
 
     def _of_library(self, call: ast.Call, source: Source) -> ast.Call:
         """The call of a class of a library, with the arguments that it has in the code."""
@@ -128,22 +173,19 @@ class Construction:
 
     def _add_config(self, config: Class) -> None:
         """Add `config = Config(…)` with what the code gives; a comment lists the defaults that remain."""
-        call = self._of_class(config, self._project.calls[config.name])
+        call = self._of_class(config, self._project.calls[config.name], say=True)
         given = {each.arg for each in call.keywords}
         left = [f"{a.arg}={ast.unparse(d)}" for a, d in config.arguments if d and a.arg not in given]
         if left:
-            self.lines.append(f"# {config.name} has the defaults {', '.join(left)}")
+            self.lines.append(f"# Left at the defaults of {config.name}: {', '.join(left)}.")
             self.lines.append("# Write the values of your run where it has others.")
         self._bind("config", call)
 
     def _add_default_config(self, root: Class, method: ast.FunctionDef, calls: Sequence[Call]) -> None:
         """Add `config = Model.get_default_config()` with what scripts set on it, as minGPT has it."""
         variables = {ast.unparse(each).split(".")[-1] for _, call in calls for each in call.args[:1]}
-        given: Given = defaultdict(list)
-        for source in self._project.sources:
-            for target, values in assignments(source.tree).items():
-                if set(target.split(".")[-2:-1]) & variables:
-                    given[target.split(".")[-1]] += [(source, value) for value in values]
+        by_source = [_set_on(variables, source) for source in self._project.sources]
+        given = max(by_source, key=self._num_known)
         self.lines.append(f"config = {root.name}.get_default_config()")
         for target, (default, *_) in assignments(method).items():
             name = target.split(".")[-1]
@@ -152,6 +194,15 @@ class Construction:
             if "." in target and (value is not None or not is_set):
                 value = value or self._guess(name, f"the config of {root.name}")
                 self.lines.append(f"config.{name} = {ast.unparse(value)}")
+
+
+def _set_on(variables: set[str], source: Source) -> Given:
+    """Values that a file sets on the attributes of a configuration."""
+    given: Given = defaultdict(list)
+    for target, values in assignments(source.tree).items():
+        if set(target.split(".")[-2:-1]) & variables:
+            given[target.split(".")[-1]] += [(source, value) for value in values]
+    return given
 
 
 def _imports(root: Class, folder: Path) -> list[str]:

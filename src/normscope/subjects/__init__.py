@@ -2,6 +2,7 @@
 
 from normscope.subjects.bare import make_subject
 from normscope.subjects.fake import fake_mode_of
+from normscope.subjects.given import require_module
 from normscope.subjects.load import load, load_to_read
 from normscope.subjects.memory import memory_refusals
 from normscope.subjects.own_run import Run
@@ -19,5 +20,6 @@ __all__ = [
     "load_to_read",
     "make_subject",
     "memory_refusals",
+    "require_module",
     "untouched",
 ]

@@ -24,6 +24,7 @@ from normscope.subjects.data import Data, gather
 from normscope.subjects.fake import fake_mode_of
 from normscope.subjects.feed import Feed, Portions, Replay, in_blocks, noise
 from normscope.subjects.found_loss import with_found_loss
+from normscope.subjects.given import require_module
 from normscope.subjects.guess import (
     Arguments,
     arguments_of,
@@ -94,10 +95,7 @@ def make_subject(
         )
         subject.run = model
         return subject
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"a model of type {type(model).__name__}", "a torch.nn.Module", "give the module itself"
-        )
+    require_module(model)
     return subject_of(
         model,
         batch,

@@ -37,6 +37,8 @@ class Spec:
 
 def parse(text: str) -> Spec:
     """Parse a MODEL; UsageError if it is not one."""
+    if not isinstance(text, str):  # from Python, whose types nobody checks
+        raise UsageError(f"a MODEL of type {type(text).__name__}", GRAMMAR, "give a module to check as it is")
     prefix, colon, rest = text.partition(":")
     if prefix in ("nn", "hf") and colon:
         name, options = _split_options(rest, text)

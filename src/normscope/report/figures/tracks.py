@@ -166,13 +166,16 @@ def _track(profile: Profile, lines: list[Line], layout: Layout, ledger: Ledger, 
         scale = Scale(*profile.span, PAD, width - PAD)
     else:
         scale = fit([*values, profile.reference], PAD, width - PAD, log=True)
-    parts = [_bands(layout, width), _grid(scale, profile, layout, width)]
+    is_empty = all(value is None for value in values)
+    parts = [_bands(layout, width)]
+    if not is_empty:  # a scale of no figures would only cross the words
+        parts.append(_grid(scale, profile, layout, width))
     parts += [_draw(line, scale, dots=layout.depth <= 32) for line in lines]
     parts.append(svg.rect(0, 0, width, 0, "cursor"))
     if layout.depth <= 128:
         parts += _hover(profile, layout, ledger, width)
     legend = tuple(dict.fromkeys((line.name, line.css) for line in lines if line.name))
-    if all(value is None for value in values):
+    if is_empty:
         parts.append(svg.text(width / 2, layout.height / 2, "not measured", "label soft", anchor="middle"))
     picture = svg.picture(width, layout.height, *parts, label=f"{profile.title} by depth", css="track")
     return Track(profile.title, profile.about, legend, _said(values), picture)
