@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
+from normscope.forecast.rule import LONG
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
 from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words, same_run
@@ -52,7 +53,9 @@ def ladder_words(ladder: LadderForecast) -> str:
     number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
-    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
+    is_refined = any(rung.steps > LONG for rung in ladder.rungs)
+    better = "" if is_refined or not rate_to_use(ladder) else "; longer trials name better rates: --refine 140"
+    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}{better}"
 
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
