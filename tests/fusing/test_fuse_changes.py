@@ -430,6 +430,24 @@ def test_a_situation_is_one_of_autocast_too() -> None:
         assert dtypes_of_final(model, x) == torch.float32
 
 
+def test_a_norm_that_is_cast_alone() -> None:
+    """Its output follows its weight; the stream keeps its dtype."""
+
+    class Follows(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype))
+
+    torch.manual_seed(0)
+    plain = Model(Follows)
+    model = copy.deepcopy(plain)
+    fuse(model, X)
+    for each in (plain, model):
+        each.final.double()
+        each.head.double()
+    assert dtypes_of_final(model, X) == dtypes_of_final(plain, X) == torch.float64
+    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-5)
+
+
 def test_a_norm_that_is_narrower_than_the_branch_is_left() -> None:
     """The branch would be rounded before the sum."""
 

@@ -148,3 +148,10 @@ def test_sequential_sums_of_squares_stall_in_bfloat16(method: str) -> None:
     x = torch.tensor([1.0, -1.0], dtype=torch.bfloat16).repeat(512)
     assert float(moments(x, method=method, order="sequential").variance) == 0.25
     assert float(moments(x, method=method, order="pairwise").variance) == 1
+
+
+def test_welford_in_sequence_loses_what_halves_keep() -> None:
+    """1024 values 0 and 2 in bfloat16: the M2 of a sequence stalls, that of halves is exact."""
+    x = torch.tensor([0.0, 2.0], dtype=torch.bfloat16).repeat(512)
+    assert float(moments(x, method="welford", order="pairwise").variance) == 1
+    assert float(moments(x, method="welford", order="sequential").variance) < 0.5

@@ -16,7 +16,7 @@ import normscope
 from normscope.anatomy import Anatomy
 from normscope.cli.main import run
 from normscope.errors import UsageError
-from normscope.planning import Held, Work, parse_bytes, plan, recompute
+from normscope.planning import Held, Work, in_words, parse_bytes, plan, recompute
 from normscope.planning.choosing import Moments, Option, cheapest, options_of
 from normscope.planning.making import with_loss
 from normscope.planning.saved import Saved
@@ -25,7 +25,8 @@ from normscope.planning.stand_in import fake_stand_in, with_sequences
 from normscope.planning.step import Step, makes
 from normscope.planning.tracker import ROUND, Storage, Tracker
 from normscope.planning.units import Group, Unit, groups_of
-from normscope.planning.work import CALL, INTENSITY
+from normscope.planning.words import ON_CPU
+from normscope.planning.work import CALL, INTENSITY, _grouped
 from normscope.subjects import make_subject
 
 SPEC = "nn:decoder,depth=2,width=64,heads=2"
@@ -324,3 +325,67 @@ def test_options_of_the_command_reach_the_plan(tmp_path: Path) -> None:
     assert {name: read[name] for name in ("before", "input", "optimizer", "precision")} == {
         name: made.to_dict()[name] for name in ("before", "input", "optimizer", "precision")
     }
+
+
+def test_buffers_and_the_batch_stay() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    stays = plan(model, batch=torch.randn(32, 8)).before.stays
+    assert stays[Held.BUFFERS] == 8 * 4 + 8 * 4 + 8  # two running statistics, and a count
+    assert stays[Held.BATCH] == 32 * 8 * 4
+
+
+class Halves(nn.Module):
+    """A block whose first part ends before the block has made its largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.out = nn.Linear(8, 8), nn.Linear(800, 8)
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        wide = self.part(x_BD).repeat(1, 100)
+        return self.out(wide.sin().cos())
+
+
+def test_a_part_that_ends_is_not_the_end_of_its_block() -> None:
+    """What the block makes after it is an activation of the block too."""
+    model = nn.Sequential(Halves(), Halves(), Halves())
+    at_peak = plan(model, batch=torch.randn(64, 8), optimizer="sgd").before.at_peak
+    assert at_peak[Held.BLOCKS] >= 3 * 64 * 800 * 4
+    assert at_peak.get(Held.ENDS, 0) < 64 * 800 * 4
+
+
+def test_several_optimizers_of_ones_own() -> None:
+    def two(model: nn.Module) -> list[torch.optim.Optimizer]:
+        first, *others = model.parameters()
+        return [torch.optim.SGD([first], momentum=0.9), torch.optim.Adam(others)]
+
+    model = linears()
+    bytes_of = [p.numel() * p.element_size() for p in model.parameters()]
+    made = plan(model, batch=torch.randn(4, 8), optimizer=two)
+    assert made.optimizer == "two"
+    counts = 4 * (len(bytes_of) - 1)  # a step of each parameter
+    assert made.before.stays[Held.OPTIMIZER] == bytes_of[0] + 2 * sum(bytes_of[1:]) + counts
+
+
+def test_the_text_has_the_figures_of_the_plan() -> None:
+    as_it_is = plan(SPEC)
+    made = plan(SPEC, int(0.8 * as_it_is.peak))
+    words, limit = str(made), in_words(made.memory or 0)
+    assert made.recompute
+    assert f"With recomputation: {in_words(made.peak)}, which fits into {limit}" in words
+    assert f"it adds {made.added_flops:.1%} floating-point operations" in words
+    assert f"about {made.added_time:.0%} of their time" in words
+    for kind in ("attention", "feed-forward"):
+        rows = [row for row in made.rows if row.kind == kind]
+        (line,) = [line for line in words.splitlines() if f"  {kind}  " in line]
+        assert in_words(sum(row.saved for row in rows)) in line
+        assert line.endswith(f"{sum(row.recomputed for row in rows)} of {len(rows)}")
+    assert ON_CPU in words
+    assert ON_CPU not in str(replace(made, device="cuda"))
+    assert f"It fits into {in_words(2**40)} as it is." in str(replace(as_it_is, memory=2**40))
+
+
+def test_a_grouped_product_counts_as_its_products() -> None:
+    """Two experts with four tokens each: 2·8·16·32 operations."""
+    tokens, experts = torch.ones(8, 16), torch.ones(2, 16, 32)
+    assert _grouped(tokens, experts) == 2 * 8 * 16 * 32

@@ -278,6 +278,8 @@ def test_only_the_first_of_a_ranking_are_measured_unless_all_are_asked_for() -> 
                 if m.quantity == f"quantisation/{part}-{name}-harm":
                     rank = found.of(f"quantisation/{part}-{name}-rank")[m.site]
                     assert m.measured == (rank <= MEASURED)
+                    row = found.find(f"quantisation/{part}-{name}-rank", m.site)
+                    assert row.how == f"by the {'measured harm' if m.measured else 'estimate'}"
                     assert m.measured or "--budget deep" in m.how
                     count += m.measured
         assert count == MEASURED
