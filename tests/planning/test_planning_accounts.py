@@ -220,10 +220,19 @@ def test_each_precision_is_that_of_autocast(precision: str) -> None:
     assert Notes.seen <= {torch.float32, getattr(torch, precision)}
 
 
-def test_a_plan_may_be_made_without_gradients() -> None:
-    peak = plan(SPEC).peak
-    with torch.no_grad():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_plan_may_be_made_without_gradients(mode: Any) -> None:
+    peak, model, batch = plan(SPEC).peak, linears(), torch.randn(32, 8)
+    with mode():
         assert plan(SPEC).peak == peak
+        assert plan(model, batch=batch).tensors == "fake"
+
+
+def test_a_step_switches_gradients_on() -> None:
+    with recorded(linears(), torch.randn(32, 8)) as (step, groups, _):
+        peak = step.measure(groups).peak
+        with torch.no_grad():
+            assert step.measure(groups).peak == peak
 
 
 def test_a_model_in_evaluation_is_planned_as_it_trains() -> None:
