@@ -181,6 +181,46 @@ def test_a_pair_that_differs_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -
     assert fuse(made("gpt2"), IDS).pairs
 
 
+def test_a_difference_beyond_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, factor = checking.residual_norm, 1 + 1e-3
+
+    def scaled(*arguments: Any, **options: Any) -> Any:
+        normed, stream = original(*arguments, **options)
+        return factor * normed, stream
+
+    monkeypatch.setattr(checking, "residual_norm", scaled)
+    with pytest.raises(UsageError, match=r"the normed stream would differ by 0\.001 of its largest entry"):
+        fuse(made("gpt2"), IDS)
+    factor = 1 + 1e-6
+    assert fuse(made("gpt2"), IDS).pairs
+
+
+def test_a_result_that_is_no_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = checking.residual_norm
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        normed, stream = original(*arguments, **options)
+        return normed * torch.nan, stream
+
+    monkeypatch.setattr(checking, "residual_norm", wrong)
+    with pytest.raises(UsageError, match="the normed stream would differ by nan"):
+        fuse(made("gpt2"), IDS)
+
+
+def test_a_result_of_another_dtype_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = checking.residual_norm
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        normed, stream = original(*arguments, **options)
+        return normed, stream.double()
+
+    monkeypatch.setattr(checking, "residual_norm", wrong)
+    with pytest.raises(
+        UsageError, match=r"the stream would have dtype torch.float64 instead of torch.float32"
+    ):
+        fuse(made("gpt2"), IDS)
+
+
 @pytest.mark.parametrize("which", ["skip", "weight"])
 def test_a_wrong_gradient_is_found(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = checking.residual_norm

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normscope.errors import UsageError
 from normscope.fusing import checking, fuse
-from normscope.fusing.adds import _RECENT
+from normscope.fusing.adds import _RECENT, AddMode, _residual
 from normscope.kernels.ahead import ReadsAhead
 
 pytestmark = pytest.mark.usefixtures("no_function_modes")
@@ -357,6 +357,20 @@ def test_results_of_a_long_forward_are_not_kept() -> None:
     assert model.most == _RECENT
 
 
+def test_inputs_of_blocks_that_are_done_are_not_kept() -> None:
+    _, model = pair()
+    running: list[int] = []
+
+    def call(block: nn.Module, x: Tensor) -> Tensor:
+        modes = torch.overrides._get_current_function_mode_stack()
+        running.extend(len(mode.calls) for mode in modes if isinstance(mode, AddMode))
+        return block(x)
+
+    model.call = call
+    model(X)
+    assert running == [0] * DEPTH
+
+
 def test_a_model_without_numbers_is_refused() -> None:
     with torch.device("meta"):
         model = Model()
@@ -372,3 +386,119 @@ def test_a_fused_model_is_not_scripted_until_it_is_undone() -> None:
     with fuse(model, X), pytest.raises(UsageError, match=r"torch\.jit\.script.*call undo\(\)"):
         torch.jit.script(model)
     torch.testing.assert_close(torch.jit.script(model)(X), plain)
+
+
+def test_adds_that_are_no_residual_adds() -> None:
+    """They are left to PyTorch: another result tensor, broadcasting, integers, and factors that are none."""
+    x, y, row = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
+    adds: list[tuple[Any, ...]] = [(x, y), (y, x), (x, row), (row, x), (x, 1.0), (x, y.long()), (y.long(), x)]
+    taken = [_residual((x,), args, {}) is not None for args in adds]
+    assert taken == [True, True, False, False, False, False, False]
+    options: list[dict[str, Any]] = [
+        {"alpha": 2},
+        {"alpha": 0.5},
+        {"alpha": torch.inf},
+        {"out": y},
+        {"alpha": True},
+    ]
+    taken = [_residual((x,), (y, x), each) is not None for each in options]
+    assert taken == [True, True, False, False, False]
+
+
+def dtypes_of_final(model: Model, x: Tensor) -> torch.dtype:
+    """The dtype of the final norm's output."""
+    found = []
+    with model.final.register_forward_hook(lambda module, args, output: found.append(output.dtype)):
+        model(x)
+    return found[0]
+
+
+def test_a_wide_branch_widens_the_stream() -> None:
+    class Widens(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    torch.manual_seed(0)
+    plain = Model(Widens)
+    model, x = copy.deepcopy(plain), X.bfloat16()
+    fused = fuse(model, x)
+    assert len(fused.pairs) == 2 * DEPTH
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_a_situation_is_one_of_autocast_too() -> None:
+    class Casts(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            normed = super().forward(x)
+            return normed.float() if torch.is_autocast_enabled("cpu") else normed
+
+    torch.manual_seed(0)
+    model, x = Model(Casts).bfloat16(), X.bfloat16()
+    fuse(model, x)
+    assert dtypes_of_final(model, x) == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert dtypes_of_final(model, x) == torch.float32
+
+
+def test_a_norm_that_is_cast_alone() -> None:
+    """Its output follows its weight; the stream keeps its dtype."""
+
+    class Follows(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype))
+
+    torch.manual_seed(0)
+    plain = Model(Follows)
+    model = copy.deepcopy(plain)
+    fuse(model, X)
+    for each in (plain, model):
+        each.final.double()
+        each.head.double()
+    assert dtypes_of_final(model, X) == dtypes_of_final(plain, X) == torch.float64
+    torch.testing.assert_close(model(X), plain(X), rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_that_is_narrower_than_the_branch_is_left() -> None:
+    """The branch would be rounded before the sum."""
+
+    class Narrows(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).bfloat16()
+
+    model = Model()
+    model.final = Narrows(WIDTH)
+    model.head.bfloat16()
+    (left,) = fuse(model, X).left
+    assert (left.norm, "narrower than the branch" in left.why) == ("final", True)
+
+
+def test_a_norm_with_more_parameters_is_left() -> None:
+    class More(nn.LayerNorm):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.gate = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.gate
+
+    model = Model()
+    model.final = More(WIDTH)
+    (left,) = fuse(model, X).left
+    assert (left.norm, left.why) == ("final", "it has other parameters than a weight and a bias: gate")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
+def test_transforms_of_a_fused_model_run_its_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tangents and batches pass through the model's own code, and a mode that records sees it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    plain, model = pair()
+    monkeypatch.setattr(checking, "residual_norm", None)
+    for found, right in zip(
+        torch.func.jvp(model, (X,), (X.cos(),)), torch.func.jvp(plain, (X,), (X.cos(),)), strict=True
+    ):
+        torch.testing.assert_close(found, right)
+    batch = torch.stack([X, 2 * X])
+    torch.testing.assert_close(torch.vmap(model)(batch), torch.vmap(plain)(batch))
+    with FlopCounterMode(display=False):
+        torch.testing.assert_close(model(X), plain(X))

@@ -201,6 +201,22 @@ def test_the_written_backward_is_that_of_autograd(norm: str, prenorm: bool) -> N
         torch.testing.assert_close(value, right)
 
 
+@BACKENDS
+def test_gains_have_gradients_where_the_stream_has_none(backend: str) -> None:
+    x, branch, weight, bias = inputs(grad=True)
+    f, exact = outputs(backend, {}), outputs("eager", {})
+    for leaves in ([weight], [bias], [weight, bias], [x]):
+        given = [
+            each if any(each is one for one in leaves) else each.detach()
+            for each in (x, branch, weight, bias)
+        ]
+        found = torch.autograd.grad(f(*given)[0].sin().sum(), leaves)
+        for value, right in zip(
+            found, torch.autograd.grad(exact(*given)[0].sin().sum(), leaves), strict=True
+        ):
+            torch.testing.assert_close(value, right)
+
+
 def form_of(case: Case):
     from normscope.kernels.form import Form
 

@@ -61,6 +61,25 @@ def test_invalid_calls_are_refused_with_advice(given: dict[str, Any], words: str
         residual_norm(**({"x": X, "branch": X} | given))
 
 
+def test_limits_of_the_numbers_are_taken() -> None:
+    assert torch.equal(residual_norm(X, X, eps=0, norm="rms")[0], X)
+    assert torch.equal(residual_norm(X, X, dropout_p=1)[1], X)
+
+
+def test_a_setting_is_refused_after_an_equal_one_that_is_valid() -> None:
+    """Settings are checked once, and `1.0 == True`."""
+    residual_norm(X, X, dropout_p=1.0)
+    with pytest.raises(UsageError, match="dropout_p=True"):
+        residual_norm(X, X, dropout_p=True)
+
+
+def test_dtypes_of_the_outputs_by_default() -> None:
+    normed, stream = residual_norm(X, X.to(BF16))
+    assert (normed.dtype, stream.dtype) == (BF16, F32)
+    normed, stream = residual_norm(X.to(BF16), X)
+    assert (normed.dtype, stream.dtype) == (F32, BF16)
+
+
 @pytest.mark.parametrize("dtypes", [(F64, F64, F64), (F32, F64, F32), (F32, F32, F64)])
 @pytest.mark.parametrize("backend", [TRITON])
 def test_triton_refuses_float64(dtypes: tuple, backend: str) -> None:
@@ -74,6 +93,7 @@ def test_triton_refuses_rows_that_do_not_fit(backend: str) -> None:
     case = Case((1, 2**15 + 1))
     with pytest.raises(UsageError, match="rows of 32769 features"):
         case.call(case.inputs(), backend)
+    Case((1, 2**15)).call(Case((1, 2**15)).inputs(), backend)
 
 
 @BACKENDS
@@ -100,6 +120,13 @@ def test_a_row_of_one_token_and_an_empty_batch(backend: str) -> None:
         assert [tuple(each.shape) for each in found] == [shape] * 4 + [(8,)] * 2
         assert [each.dtype for each in found] == [BF16, F32, BF16, BF16, F32, F32]
         assert all(float(each.detach().abs().sum()) == 0 for each in found if shape != (8,))
+
+
+def test_an_empty_batch_starts_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be compiled for seconds, and a GPU has no launch without programs."""
+    monkeypatch.setattr(KERNELS["compile"], "forward", None)
+    normed, stream = residual_norm(X[:0], X[:0], backend="compile")
+    assert normed.shape == stream.shape == (0, 4)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, in the interpreter
@@ -135,10 +162,20 @@ def test_dropout(backend: str) -> None:
 
 
 @BACKENDS
+def test_dropped_branches_are_not_rounded(backend: str) -> None:
+    """The factor 1/(1 − p) is applied in float32, with PyTorch's own dropout too."""
+    x, branch = torch.zeros(8, 64, device=DEVICE), torch.ones(8, 64, device=DEVICE, dtype=BF16)
+    _, stream = residual_norm(x, branch, dropout_p=0.3, backend=backend)
+    kept = stream[stream != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / 0.7))
+
+
+@BACKENDS
 def test_normed_and_stream_are_one_tensor_only_after_a_post_norm(backend: str) -> None:
     for case in (Case(), Case(prenorm=False), Case(prenorm=False, dtypes=(F32, BF16, F32))):
         normed, stream = case.call(case.inputs(), backend)
-        assert (normed is stream) == (not case.prenorm and normed.dtype == stream.dtype)
+        assert (normed is stream) == (not case.prenorm and case.dtypes[1] == case.dtypes[2])
+        assert (normed.dtype, stream.dtype) == case.dtypes[1:]
 
 
 @pytest.mark.parametrize("backend", [TRITON])
@@ -174,6 +211,34 @@ def test_modes_that_record_see_the_operations() -> None:
     with Recorder():
         case.call(case.inputs(), "compile")
     assert "aten.native_layer_norm.default" in seen
+
+
+def test_modes_that_record_functions_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Recorder(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(KERNELS["compile"], "forward", None)
+    case = Case()
+    given = case.inputs()
+    with Recorder():
+        case.call(given, "compile")
+    assert "layer_norm" in seen
+
+
+@pytest.mark.usefixtures("no_function_modes")
+def test_a_default_device_does_not_switch_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(form: Form, arrays: Any, draw: Any) -> Any:
+        return "normed", "stream"
+
+    monkeypatch.setattr(KERNELS["compile"], "forward", forward)
+    with torch.device("cpu"):
+        assert residual_norm(X, X, backend="compile") == ("normed", "stream")
 
 
 def test_subclasses_of_tensor_take_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +312,11 @@ def test_autocast_changes_nothing(norm: str) -> None:
 @pytest.mark.parametrize("dtypes", [(BF16, BF16, BF16), (F32, BF16, F32), (BF16, F32, BF16), (F32, F32, F32)])
 def test_inputs_stay_as_they_are(dtypes: tuple, drop: float) -> None:
     case = Case(dtypes=dtypes, drop=drop)
-    given = case.inputs()
-    before = [each.detach().clone() for each in given]
-    case.call(given, "eager")
-    assert all(torch.equal(each, old) for each, old in zip(given, before, strict=True))
+    leaves = case.inputs()
+    for given in (leaves, [each.detach() for each in leaves]):
+        before = [each.detach().clone() for each in given]
+        case.call(given, "eager")
+        assert all(torch.equal(each, old) for each, old in zip(given, before, strict=True))
 
 
 def test_a_half_precision_branch_may_stay_one_under_vmap() -> None:

@@ -55,6 +55,10 @@ OTHERS = [
     ),
     *(Case(dtypes=dtypes, offset=100.0) for dtypes in DTYPES),
     *(Case(alpha=alpha, drop=drop) for alpha, drop in ((0.0, 0.0), (-1.5, 0.0), (1.0, 0.5), (1e4, 0.0))),
+    *(
+        Case(dtypes=dtypes, alpha=-1.5)
+        for dtypes in ((BF16, BF16, BF16), (F32, BF16, F32), (BF16, F32, BF16))
+    ),
 ]
 CASES = [*BY_DTYPE, *BY_SHAPE, *OTHERS]
 COMPILED = [

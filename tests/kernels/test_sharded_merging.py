@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from normscope.errors import UsageError
+from normscope.kernels import sharded_layer_norm
+from normscope.kernels.row_blocks import NUMBERS, row_blocks
 from normscope.kernels.sharded_layout import shard_sizes
 from normscope.kernels.sharded_step import Moments, merged, slots
 
@@ -60,3 +63,18 @@ def test_the_naive_sums_have_no_digit_where_these_have_all() -> None:
     naive = float((x.square().mean(-1) - x.mean(-1).square()).item())
     assert abs(naive - exact) > exact
     assert abs(float(moments_over_ranks(x, 4).variance) - exact) < 1e-6 * exact
+
+
+def test_rows_are_one_block_while_a_graph_is_recorded() -> None:
+    """A graph of blocks would have an operation for each block."""
+    x = torch.ones(NUMBERS // 64 + 1, 64)
+    assert len(list(row_blocks(x, x))) == 1
+    with torch.no_grad():
+        blocks = [first for first, _ in row_blocks(x, x)]
+    assert [len(block) for block in blocks] == [NUMBERS // 64, 1]
+
+
+@pytest.mark.parametrize("eps", [-1.0, float("nan"), float("inf")])
+def test_an_infinite_epsilon_is_refused(eps: float) -> None:
+    with pytest.raises(UsageError, match="eps="):
+        sharded_layer_norm(torch.ones(2, 4), eps=eps)

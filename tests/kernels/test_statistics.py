@@ -133,3 +133,25 @@ def test_unknown_names_are_refused(options: dict, match: str) -> None:
 def test_inputs_without_features_or_of_integers_are_refused(x: Tensor) -> None:
     with pytest.raises(UsageError, match="at least one feature"):
         moments(x)
+
+
+@pytest.mark.parametrize(("method", "order"), ALL)
+def test_a_variance_is_never_negative(method: str, order: str) -> None:
+    """The one-pass difference of rows whose values are close is as often below 0 as above."""
+    found = moments(drawn(50, 16, offset=1e4, dtype=torch.float32), method=method, order=order)
+    assert float(found.variance.min()) >= 0
+
+
+@pytest.mark.parametrize("method", ["two-pass", "one-pass"])
+def test_sequential_sums_of_squares_stall_in_bfloat16(method: str) -> None:
+    """x = ±1 has variance 1; a sequential sum of 1024 ones stops at 256."""
+    x = torch.tensor([1.0, -1.0], dtype=torch.bfloat16).repeat(512)
+    assert float(moments(x, method=method, order="sequential").variance) == 0.25
+    assert float(moments(x, method=method, order="pairwise").variance) == 1
+
+
+def test_welford_in_sequence_loses_what_halves_keep() -> None:
+    """1024 values 0 and 2 in bfloat16: the M2 of a sequence stalls, that of halves is exact."""
+    x = torch.tensor([0.0, 2.0], dtype=torch.bfloat16).repeat(512)
+    assert float(moments(x, method="welford", order="pairwise").variance) == 1
+    assert float(moments(x, method="welford", order="sequential").variance) < 0.5

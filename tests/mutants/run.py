@@ -11,6 +11,7 @@ have passed on the unbroken code. A mutant that no test kills is listed; one tha
 """
 
 import argparse
+import importlib
 import os
 import shutil
 import signal
@@ -26,8 +27,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-import scipy.linalg  # noqa: F401  (this import and the next: every fork would do them again)
-import torch._dynamo  # noqa: F401  (torch.optim's first step imports it)
+import scipy.linalg  # noqa: F401  (every fork would import it again)
+import torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -196,6 +197,16 @@ def _run(mutants: list[Mutant], jobs: int, verbose: bool) -> list[Mutant]:
     return survivors
 
 
+def _import_for_forks() -> None:
+    """Import what every fork would import again: torch.optim's first step needs `torch._dynamo`.
+
+    It imports Triton, whose functions are made for its interpreter or for a GPU when it is imported.
+    """
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # as in tests/conftest.py
+    importlib.import_module("torch._dynamo")
+
+
 def main() -> int:
     """Print a table of rooms; exit 1 where under 95 % of a room's mutants are killed."""
     parser = argparse.ArgumentParser(
@@ -212,6 +223,7 @@ def main() -> int:
         parser.error(
             f"no list of mutants is called {', '.join(sorted(unknown))}; there are {', '.join(rooms())}"
         )
+    _import_for_forks()
     table, ok = [], True
     for room in options.rooms or rooms():
         listed = mutants_of(room)

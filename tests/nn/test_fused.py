@@ -7,7 +7,9 @@ import torch
 
 from normscope.anatomy import read_anatomy
 from normscope.nn import SCHEMES, build
+from normscope.nn.fused import FusedRMSNorm, summed_for
 from normscope.nn.joins import WeightedSum
+from normscope.nn.norms import RMSNorm
 
 IDS = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(0))
 PLAIN = {"pre": 6, "post": 6, "deepnorm": 6, "peri": 6, "res-post": 1, "rezero": 0}
@@ -72,3 +74,25 @@ def test_the_reading_of_a_fused_model_is_that_of_the_plain_one() -> None:
         assert [b.to_dict() for b in fused.branches] == [b.to_dict() for b in plain.branches]
         assert not fused.unread
         assert fused.final_norm == plain.final_norm
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_autocast_keeps_the_dtypes_of_the_norms(norm: str) -> None:
+    def dtypes(fused: bool) -> list[torch.dtype]:
+        model, found = made("pre", norm=norm, fused=fused), []
+        for name, module in model.named_modules():
+            if name.endswith("norm") or "norms." in name:
+                module.register_forward_hook(lambda module, args, output: found.append(output.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            model(IDS)
+        return found
+
+    assert dtypes(True) == dtypes(False) != []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_default_epsilon_is_that_of_the_norm(dtype: torch.dtype) -> None:
+    norm, plain = FusedRMSNorm(8, eps=None).to(dtype), RMSNorm(8, eps=None).to(dtype)
+    x, f = (1e-4 * torch.randn(2, 8, dtype=dtype) for _ in range(2))
+    stream = summed_for(norm, x, f, 1.0)
+    torch.testing.assert_close(norm(stream), plain(stream), rtol=2 * torch.finfo(dtype).eps + 1e-6, atol=1e-2)

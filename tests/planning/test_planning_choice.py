@@ -75,7 +75,7 @@ def test_what_is_no_size_is_refused(given: str) -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [in_words(n) for n in (0, 1023, 2048, 3 * 2**29)] == ["0 B", "1,023 B", "2.0 KiB", "1.5 GiB"]
+    assert [in_words(n) for n in (0, 1023, 1024, 3 * 2**29)] == ["0 B", "1,023 B", "1.0 KiB", "1.5 GiB"]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from normscope.anatomy import read_anatomy
 from normscope.nn.swap import swap
 from normscope.probes import Measurements, measure_quantisation
 from normscope.probes.quantisation import FORMATS, GRANULARITIES, MEASURED, PARTS, Rounding
-from normscope.probes.quantisation.estimate import estimates
-from normscope.probes.quantisation.harm import see
+from normscope.probes.quantisation.estimate import _square, estimates
+from normscope.probes.quantisation.harm import Seen, harm, output_of, see
 from normscope.probes.quantisation.look import Look, once
 from normscope.probes.quantisation.outliers import llm_int8_channels, outlier_channels
 from normscope.subjects import Subject, load, make_subject
@@ -209,6 +209,53 @@ def test_four_backwards_are_enough_for_an_order() -> None:
             assert value / harms[key] == pytest.approx(1, abs=0.5), (seed, key)
 
 
+def test_the_estimate_adds_within_a_token_and_within_an_output_feature() -> None:
+    """Σ over parts of (g·ε)², written out for tensors whose gradient is 1."""
+    torch.manual_seed(2)
+    rounding, x = Rounding("int4", "tensor"), torch.randn(3, 5, 8)
+    error = by_hand(x, rounding) - x.double()
+    for axis, summed in ((-1, -1), (0, (1, 2)), (2, (0, 1))):
+        expected = float(error.sum(summed).square().sum())
+        assert _square(x, torch.ones_like(x), rounding, axis) == pytest.approx(expected, rel=1e-4)
+
+
+def test_channels_of_a_weight_are_its_output_features() -> None:
+    """GPT-2's Conv1D has them along the second axis, `Linear` along the first."""
+    for spec, axis in (
+        ("hf:gpt2,n_layer=1,n_embd=16,n_head=2,vocab_size=64", 1),
+        ("nn:decoder,depth=1,width=16,heads=2", 0),
+    ):
+        given = load(spec, seq_len=8)
+        look = Look.at(given, read_anatomy(given))
+        weights = [weight for place in look.places for weight in place.weights]
+        assert len(weights) >= 3
+        assert {found for _, found in weights} == {axis}
+
+
+def test_the_harm_is_relative_to_the_output_as_it_is() -> None:
+    before, after = Seen(torch.tensor([3.0, 4.0]), 1.0), Seen(torch.tensor([6.0, 8.0]), 0.5)
+    assert (harm(before, after).change, harm(before, after).loss) == (1.0, -0.5)
+    for value in (math.inf, math.nan):
+        assert harm(before, Seen(torch.tensor([3.0, value]), None)).change == math.inf
+
+
+def test_the_output_is_the_logits_behind_a_loss() -> None:
+    logits = torch.ones(2, 3)
+    assert output_of((torch.tensor(1.0), torch.arange(4), logits)) is logits
+    with pytest.raises(ValueError, match="no floating-point tensor"):
+        output_of(torch.arange(3))
+
+
+def test_a_tensor_with_two_names_has_the_first() -> None:
+    """In Post-LN a block's exit is its norm's output; the stream's name comes first."""
+    given = subject(post=True)
+    look = Look.at(given, read_anatomy(given))
+    names = [place.name for place in once(look.places)]
+    assert f"stream blocks.{DEPTH - 1}" in names
+    assert not any(name.startswith("norm") for name in names)
+    assert names == [place.name for place in look.places if place.name in names]
+
+
 def test_a_model_that_draws_numbers_in_eval_mode_draws_the_same_ones() -> None:
     class Noisy(Stack):
         def forward(self, ids: Tensor) -> Tensor:
@@ -231,9 +278,17 @@ def test_only_the_first_of_a_ranking_are_measured_unless_all_are_asked_for() -> 
                 if m.quantity == f"quantisation/{part}-{name}-harm":
                     rank = found.of(f"quantisation/{part}-{name}-rank")[m.site]
                     assert m.measured == (rank <= MEASURED)
+                    row = found.find(f"quantisation/{part}-{name}-rank", m.site)
+                    assert row.how == f"by the {'measured harm' if m.measured else 'estimate'}"
                     assert m.measured or "--budget deep" in m.how
                     count += m.measured
         assert count == MEASURED
+        chosen, others = [], []
+        for part in PARTS:
+            harms = found.of(f"quantisation/{part}-{name}-harm")
+            for site, estimate in found.of(f"quantisation/{part}-{name}-estimate").items():
+                (chosen if site in harms else others).append(estimate)
+        assert min(chosen) >= max(others) > 0
         ranks = [rank for part in PARTS for rank in found.of(f"quantisation/{part}-{name}-rank").values()]
         assert sorted(ranks) == list(range(1, len(ranks) + 1))
 
@@ -248,6 +303,12 @@ def test_all_places_of_a_part_together() -> None:
         y, rounded = given.model(given.batch), model(given.batch)
     change = float((rounded - y).norm() / y.norm())
     assert found.of("quantisation/stream-int8-tensor-together")[""] == pytest.approx(change, rel=2e-2)
+    model = copy.deepcopy(given.model)
+    with torch.no_grad():
+        for module in (each for block in model.blocks for each in block.mix if isinstance(each, nn.Linear)):
+            module.weight.copy_(by_hand(module.weight, rounding))
+        change = float((model(given.batch) - y).norm() / y.norm())
+    assert found.of("quantisation/weights-int8-tensor-together")[""] == pytest.approx(change, rel=2e-2)
 
 
 def test_what_a_norm_gains() -> None:
@@ -351,6 +412,27 @@ def test_values_that_are_not_finite_are_named(value: float) -> None:
         assert "not finite" in row.how
     assert "not finite" in found.find("quantisation/stream-int8-tensor-together").how
     assert all(math.isfinite(m.value) for m in found if isinstance(m.value, float))
+
+
+def test_values_beyond_float32_are_named() -> None:
+    given = subject()
+    given.model.double()
+    with torch.no_grad():
+        given.model.embed.weight[:, 3] = 1e39
+    row = measured(given).find("quantisation/stream-int8-tensor-sqnr", "blocks.0")
+    assert row.value is None
+    assert "beyond float32" in row.how
+
+
+def test_an_output_of_zeros_has_no_relative_change() -> None:
+    given = subject()
+    with torch.no_grad():
+        for parameter in given.model.head.parameters():
+            parameter.zero_()
+    found = measured(given)
+    for stat in ("estimate", "harm", "rank"):
+        assert found.find(f"quantisation/stream-int8-tensor-{stat}", "blocks.0").value is None
+    assert found.find("quantisation/stream-int8-tensor-together").value is None
 
 
 def test_zeros_have_no_ratio_and_do_no_harm() -> None:

@@ -64,6 +64,7 @@ def test_outliers_are_named_with_their_channels() -> None:
         Measurement(channels, "layers.1", (3.0, 17.0)),
         Measurement(channels, "layers.2", (3.0, 17.0)),
         Measurement("quantisation/norm-outlier-channels", "final", tuple(map(float, range(11)))),
+        Measurement("quantisation/stream-outlier-ratio", "layers.0", 3.0),
         Measurement("quantisation/stream-outlier-ratio", "layers.1", 25.0),
     ]
     assert outliers_in_words(Measurements(rows)) == (

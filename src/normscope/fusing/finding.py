@@ -127,6 +127,6 @@ def _gains(norm: Norm, module: nn.Module) -> tuple[str | None, str | None] | str
     rest = own.keys() - {weight}
     if weight is not None and weight not in own:
         return _INLINE
-    if rest - {"bias"}:
-        return f"it has other parameters than a weight and a bias: {', '.join(sorted(rest))}"
+    if others := rest - {"bias"}:
+        return f"it has other parameters than a weight and a bias: {', '.join(sorted(others))}"
     return weight, "bias" if "bias" in rest else None

@@ -31,6 +31,7 @@ _OPTIMIZER, _PRECISION = one_of(NAMES), one_of(PRECISIONS)
 NO_LOSS = "no loss is known: the mean of the outputs stands for it"
 
 
+@torch.inference_mode(mode=False)  # the step has a backward pass
 def plan(
     model: str | nn.Module | Run | Subject,
     memory: str | int | None = None,
