@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from thinned import thinned
 from tiny_models import BASES, Options, batch, tiny
 
 from normscope.compare.formulas import norm
@@ -23,6 +22,7 @@ from normscope.compare.rows import rows_of
 from normscope.compare.twins import without_constants
 from normscope.compare.walk import Twin, twin_of
 from normscope.subjects import make_subject
+from thinned import thinned
 
 Side = tuple[Twin, Holdings]
 

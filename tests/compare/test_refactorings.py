@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from made import LENGTH, WIDTH, Options
-from thinned import thinned
 from torch import Tensor, nn
 
 import normscope
 from normscope.compare import Diff
+from thinned import thinned
 
 IDS = torch.randint(0, made.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
 OPTIONS = {
