@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import reimplemented
 import torch
-from thinned import thinned
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrizations
@@ -16,6 +15,7 @@ from torch.nn.utils import parametrizations
 import normscope
 from normscope.compare import Diff
 from normscope.compare.types import Part
+from thinned import thinned
 
 IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
 Model = reimplemented.NanoGPT

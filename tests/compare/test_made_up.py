@@ -27,7 +27,7 @@ def turned(weight: Tensor, layout: str) -> Tensor:
 def converted(source: nn.Module, names: tuple[str, ...] = ("query", "key"), **changes: Any) -> nn.Module:
     """A copy with the other layout, whose projections of these names are turned for it."""
     layout = {"halves": "neighbours", "neighbours": "halves"}[options(source).rotary]
-    model = made.made("plain", Options(**{"rotary": layout, **changes}), seed=1)
+    model = made.made("plain", Options(**{"depth": 2, "rotary": layout, **changes}), seed=1)
     model.load_state_dict(copy.deepcopy(source.state_dict()))
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in names:
@@ -46,7 +46,7 @@ def compared(a: nn.Module, b: nn.Module) -> Diff:
 
 @pytest.mark.parametrize("layout", ORDER)
 def test_a_right_conversion_is_the_same_function(layout: str) -> None:
-    source = made.made("plain", Options(rotary=layout))
+    source = made.made("plain", Options(depth=2, rotary=layout))
     found = compared(source, converted(source))
     assert found.differences == ()
     assert any("The weights make up for it" in note for note in found.notes)
@@ -60,7 +60,7 @@ def test_a_right_conversion_is_the_same_function(layout: str) -> None:
 def test_beside_it_a_planted_difference_is_the_only_one(
     layout: str, changes: dict[str, Any], name: str
 ) -> None:
-    source = made.made("plain", Options(rotary=layout))
+    source = made.made("plain", Options(depth=2, rotary=layout))
     found = compared(source, converted(source, **changes))
     assert {each.name for each in found.of(Part.FUNCTION)} - {"final-norm-eps"} == {name}
     assert {each.name for each in found.of(Part.STRUCTURE)} - {"final-norm-eps"} == {name}
@@ -68,13 +68,13 @@ def test_beside_it_a_planted_difference_is_the_only_one(
 
 @pytest.mark.parametrize("names", [("query",), ("key",), ()])
 def test_a_conversion_that_turns_too_little_is_a_difference(names: tuple[str, ...]) -> None:
-    source = made.made("plain", Options(rotary="halves"))
+    source = made.made("plain", Options(depth=2, rotary="halves"))
     found = compared(source, converted(source, names))
     assert "rotary-layout" in {each.name for each in found.of(Part.FUNCTION)}
 
 
 def test_a_conversion_without_another_layout_is_a_difference() -> None:
-    source = made.made("plain", Options(rotary="halves"))
+    source = made.made("plain", Options(depth=2, rotary="halves"))
     found = compared(source, converted(source, rotary="halves"))
     assert {each.name for each in found.of(Part.FUNCTION)} == {"weights-order"}
 
@@ -90,8 +90,8 @@ FOLDED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 def folded(scale: str, factor: float = 0.3, **changes: Any) -> tuple[nn.Module, nn.Module]:
     """A model, and one that lacks the scale, whose weights are multiplied by the factor."""
     one, other, names = FOLDED[scale]
-    a = made.made("plain", Options(**one))
-    b = made.made("plain", Options(**{**other, **changes}), seed=1)
+    a = made.made("plain", Options(depth=2, **one))
+    b = made.made("plain", Options(depth=2, **{**other, **changes}), seed=1)
     b.load_state_dict(copy.deepcopy(a.state_dict()))
     for name, module in b.named_modules():
         if name.rpartition(".")[2] in names:
@@ -121,7 +121,7 @@ def test_a_scale_that_is_folded_wrongly_is_a_difference(scale: str, factor: floa
 
 @torch.no_grad()
 def test_weights_that_a_conversion_rounds_are_the_same() -> None:
-    a = made.made("plain", Options())
+    a = made.made("plain", Options(depth=2))
     b = copy.deepcopy(a)
     for module in b.modules():
         if isinstance(module, nn.LayerNorm):
@@ -139,7 +139,7 @@ def test_a_conversion_that_forgets_the_biases_is_a_difference_beside_another(kin
         a, b = folded("attention-scale", activation="relu")
         wrong = "attention-scale"
     else:
-        a = made.made("plain", Options(rotary="halves"))
+        a = made.made("plain", Options(depth=2, rotary="halves"))
         b = converted(a, activation="relu")
         wrong = "rotary-layout"
     given = dict(a.named_parameters())
@@ -162,7 +162,7 @@ class Sandwich(nn.Module):
 
     def __init__(self, norm: type[nn.RMSNorm], *, leaves_out: bool) -> None:
         super().__init__()
-        o = Options(rotary="halves")
+        o = Options(depth=2, rotary="halves")
         self.attention, self.feed = made.Attention(o), made.FeedForward(o)
         self.norms, self.leaves_out = nn.ModuleList(norm(WIDTH, 1e-6) for _ in range(4)), leaves_out
 

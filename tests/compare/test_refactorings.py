@@ -10,18 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from made import LENGTH, WIDTH, Options
-from thinned import thinned
 from torch import Tensor, nn
 
 import normscope
 from normscope.compare import Diff
+from thinned import thinned
 
 IDS = torch.randint(0, made.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
 OPTIONS = {
-    "gelu": Options(),
-    "rotary": Options(rotary="halves", positions=False, tied=False),
-    "one head": Options(heads=1, rms=True),
-    "post": Options(post=True, heads=2, activation="silu"),
+    "gelu": Options(depth=2),
+    "rotary": Options(depth=2, rotary="halves", positions=False, tied=False),
+    "one head": Options(depth=2, heads=1, rms=True),
+    "post": Options(depth=2, post=True, heads=2, activation="silu"),
 }
 
 

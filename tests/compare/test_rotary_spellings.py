@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from thinned import thinned
 from torch import Tensor, nn
 
 from normscope.anatomy import Anatomy
@@ -17,6 +16,7 @@ from normscope.anatomy.reading import record_forward
 from normscope.compare.structure import read_for_structure, structure_of
 from normscope.compare.types import Place
 from normscope.subjects import make_subject
+from thinned import thinned
 
 HEADS, WIDTH, TOKENS, BASE = 2, 8, 6, 100.0
 Turn = Callable[[Tensor], Tensor]

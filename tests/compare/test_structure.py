@@ -23,7 +23,6 @@ from made import (
     place_of,
     with_attention,
 )
-from thinned import thinned
 from torch import Tensor, nn
 
 from normscope import diff
@@ -34,6 +33,7 @@ from normscope.compare.structure import read_for_structure, structure_of, struct
 from normscope.nn import SCHEMES
 from normscope.subjects import load, make_subject
 from normscope.subjects.found_loss import TIME_FIRST
+from thinned import thinned
 
 CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "ε": ({"eps": 1e-6}, {"norm-eps", "final-norm-eps"}),

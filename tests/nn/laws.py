@@ -78,10 +78,10 @@ def runs_in_half_precision(name: str, dtype: torch.dtype, **options: Any) -> Non
     assert (output.logits.float() - wide.logits).abs().mean().item() < tolerance * spread
 
 
-def compiles_whole(name: str, backend: str, rtol: float = 1e-9, **options: Any) -> None:
+def compiles_whole(name: str, backend: str, rtol: float = 1e-9, depth: int = 2, **options: Any) -> None:
     """One graph, the same loss and gradients."""
     torch._dynamo.reset()
-    model = unsettled(name, depth=2, **options).train()
+    model = unsettled(name, depth=depth, **options).train()
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, fullgraph=True, backend=backend)
     ids, labels = ids_of(), LABELS["labels"]

@@ -1,7 +1,8 @@
 """The wiring findings on whole models: each broken run gets its finding, its twin none of the family."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 import normscope
 from benchmarks import miswired
 from benchmarks.miswired import CASES, Model
-from normscope import Report
+from normscope import Report, pipeline
 from normscope.anatomy import Anatomy
-from normscope.probes import Measurements
+from normscope.probes import PROBES, Measurements
 from normscope.probes.parameters import Parameters
 from normscope.probes.wiring.halves import update_rows
 from normscope.probes.wiring.optimizers import optimizer_rows
@@ -25,15 +26,43 @@ PRECISE = ("NS707", "NS713")
 """Findings of half-precision runs, in which the other one may be a note."""
 
 
-def wiring(subject: Subject | nn.Module, **options: object) -> list[Finding]:
+def checked(*given: object, **options: object) -> Report:
+    """A check without the probes that these findings do not read, which take most of its time."""
     torch.manual_seed(0)
-    report: Report = normscope.check(subject, **{"steps": 0, "budget": "fast"} | options)  # type: ignore[arg-type]
+    with few_probes():
+        return normscope.check(*given, **{"steps": 0, "budget": "fast"} | options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def few_probes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "PROBES", {name: PROBES[name] for name in ("gradient", "wiring")})
+        for name in ("measure_jacobian", "measure_next_step"):
+            patch.setattr(pipeline, name, lambda *given, **options: ())
+        yield
+
+
+def family(report: Report) -> list[Finding]:
     assert not [note for note in report.notes if "wiring" in note]
     return [finding for finding in report.findings if finding.code.startswith("NS7")]
 
 
+def wiring(subject: Subject | nn.Module, **options: object) -> list[Finding]:
+    return family(checked(subject, **options))
+
+
 def found(subject: Subject | nn.Module, **options: object) -> dict[str, str]:
     return {finding.code: finding.severity.value for finding in wiring(subject, **options)}
+
+
+@pytest.mark.parametrize("code", ["NS704", "NS707"])
+def test_the_other_probes_have_no_part_in_the_findings(code: str) -> None:
+    options = {"steps": 0, "budget": "fast", "lr": 1e-5}
+    subject = CASES[code][1]()
+    torch.manual_seed(0)
+    whole = family(normscope.check(subject, **options))  # type: ignore[arg-type]
+    assert code in {finding.code for finding in whole}
+    assert wiring(subject, **options) == whole
 
 
 @pytest.mark.parametrize("code", CASES)
@@ -66,7 +95,7 @@ class TakesTargets(Model):
 
 
 def given(targets: Tensor) -> dict[str, str]:
-    report = normscope.check(TakesTargets(), (miswired.text(), targets), steps=0, budget="fast")
+    report = checked(TakesTargets(), (miswired.text(), targets))
     return {f.code: f.severity.value for f in report.findings if f.code.startswith("NS7")}
 
 
@@ -106,9 +135,7 @@ def test_time_may_come_first() -> None:
         return nn.functional.cross_entropy(logits_TBV[:-1].flatten(0, 1), ids_TB[1:].flatten())
 
     for breaks, expected in (("", {}), ("no mask", {"NS701": "error"}), ("reshape", {"NS702": "error"})):
-        report = normscope.check(
-            TimeFirst(breaks), miswired.text().T.contiguous(), loss, steps=0, budget="fast"
-        )
+        report = checked(TimeFirst(breaks), miswired.text().T.contiguous(), loss)
         codes = {f.code: f.severity.value for f in report.findings if f.code in ("NS701", "NS702")}
         assert codes == expected, breaks
 
@@ -209,7 +236,7 @@ def test_the_positions_that_a_masked_language_model_hides_are_no_padding(where: 
         return nn.functional.cross_entropy(logits_BTV[batch["masked"]], ids[batch["masked"]])
 
     batch = {"ids_BT": torch.where(hidden, 1, ids), "masked": hidden}
-    report = normscope.check(TakesMask(), batch, loss, steps=0, budget="fast")
+    report = checked(TakesMask(), batch, loss)
     assert not [f for f in report.findings if f.code == "NS703"]
 
 
@@ -221,7 +248,7 @@ def test_a_mask_of_any_name_with_runs_of_different_lengths_is_padding() -> None:
     def loss(logits_BTV: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), ids.flatten())
 
-    report = normscope.check(TakesMask(), {"ids_BT": ids, "masked": padding}, loss, steps=0, budget="fast")
+    report = checked(TakesMask(), {"ids_BT": ids, "masked": padding}, loss)
     messages = " ".join(f.message for f in report.findings if f.code == "NS703")
     assert "real tokens' outputs" in messages
     assert "targets that count" in messages
@@ -305,7 +332,7 @@ class Experts(nn.Module):
 def test_an_expert_that_another_batch_reaches_is_healthy() -> None:
     ids = miswired.text()
     batches = [torch.where(torch.arange(64) == 0, ids - ids % 2 + parity, ids) for parity in (0, 1)]
-    report = normscope.check(Experts(), iter(batches), miswired.shifted(), steps=0, budget="fast")
+    report = checked(Experts(), iter(batches), miswired.shifted())
     assert not [f for f in report.findings if f.code == "NS704"]
 
 
@@ -418,7 +445,7 @@ def test_similarities_with_negatives_of_the_batch_mix_samples_by_design() -> Non
         return nn.functional.cross_entropy(logits_BB, torch.arange(len(logits_BB)))
 
     batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
-    report = normscope.check(Pairs(), batch, loss, steps=0, budget="fast")
+    report = checked(Pairs(), batch, loss)
     assert not [f for f in report.findings if f.code == "NS702"]
     assert any(
         "own sample" in row.how for row in report.measurements if row.quantity == "wiring/other-samples"
@@ -427,7 +454,7 @@ def test_similarities_with_negatives_of_the_batch_mix_samples_by_design() -> Non
 
 def test_outputs_for_every_pair_of_samples_mix_them_by_design_without_a_loss_too() -> None:
     batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
-    report = normscope.check(Pairs(), batch, steps=0, budget="fast")
+    report = checked(Pairs(), batch)
     assert not [f for f in report.findings if f.code == "NS702"]
     (row,) = (row for row in report.measurements if row.quantity == "wiring/other-samples")
     assert "every pair" in row.how
@@ -442,7 +469,7 @@ class MixedLabels(Pairs):
 
 def test_a_square_output_that_stays_as_wide_is_no_table_of_pairs() -> None:
     batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
-    report = normscope.check(MixedLabels(), batch, steps=0, budget="fast")
+    report = checked(MixedLabels(), batch)
     assert [f.severity for f in report.findings if f.code == "NS702"] == ["error"]
 
 
