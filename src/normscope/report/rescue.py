@@ -54,8 +54,10 @@ def ladder_words(ladder: LadderForecast) -> str:
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
     is_refined = any(rung.steps > LONG for rung in ladder.rungs)
-    better = "" if is_refined or not rate_to_use(ladder) else "; longer trials name better rates: --refine 140"
-    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}{better}"
+    said = f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
+    if is_refined or not rate_to_use(ladder):
+        return said
+    return f"{said}; longer trials name better rates: --refine 140"
 
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
