@@ -7,7 +7,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 DOCS_TESTS := tests/test_pages.py tests/test_site.py tests/test_notebooks.py tests/test_tutorials.py
 DIST_TESTS := tests/packaging
 
-.PHONY: setup demo test lint types site docs test-docs packages dist test-dist bench claims mutants clean
+.PHONY: setup demo test test-all lint types site docs test-docs packages dist test-dist bench claims mutants clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ demo: setup
 # What the documentation shows and what a release holds is tested by `make docs` and `make dist`.
 test: setup
 	$(PYTEST) $(addprefix --ignore=,$(DOCS_TESTS) $(DIST_TESTS))
+
+# One run of everything, as each run imports all tests again; it needs the packages.
+test-all: setup
+	NORMSCOPE_DIST=dist $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .

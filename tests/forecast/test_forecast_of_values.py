@@ -86,6 +86,35 @@ def test_the_mean_loss_of_a_long_trial_shows_that_the_batches_agree() -> None:
     assert decide(long, 2.25, tokens=False).outcome == "plateau", "not clearly under it"
 
 
+def test_batches_that_agree_are_not_enough_in_a_long_trial() -> None:
+    """Noisy batches can agree for as long as the loss stays at that of a constant."""
+    short = seen(2.31, (2.306, 2.306), 0.9, 0.3)
+    long = tuple(dataclasses.replace(each, step=5 * each.step) for each in short)
+    assert decide(short, 2.304, tokens=False).outcome == "trains"
+    said = decide(long, 2.304, tokens=False)
+    assert said.outcome == "plateau"
+    assert said.reason == (
+        "the mean loss of the last batches is 2.31 after 180 steps, not clearly under the loss without the "
+        "input, 2.3"
+    )
+    ahead = decide(long, 2.304, tokens=False, ahead=2.2)
+    assert ahead.outcome == "trains"
+    assert ahead.reason.endswith("a larger learning rate is under the loss without the input")
+
+
+@pytest.mark.parametrize(("recent", "outcome"), [(2.15, "trains"), (2.25, "undecided")])
+def test_a_long_trial_has_learnt_by_its_mean_loss(recent: float, outcome: str) -> None:
+    """A batch of a masked language model can be above the entropy when the mean is well under it."""
+    looks = [
+        ForecastStep(step, loss, loss, {"x": 0.5}, 0.5, alignment=0.1, recent_loss=loss)
+        for step, loss in ((0, 4.0), (70, 2.6))
+    ]
+    last = ForecastStep(140, 2.4, 2.2, {"x": 0.5}, 0.5, alignment=0.1, recent_loss=recent)
+    assert decide([*looks, last], 2.304, hidden=True).outcome == outcome
+    short = dataclasses.replace(last, step=100)
+    assert decide([*looks, short], 2.304, hidden=True).outcome == "undecided"
+
+
 def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:
     spec = "nn:vision,scheme=pre,depth=2,width=16,heads=1,image=8,patch=4,channels=1"
     subject = load(spec, images="digits", batch_size=32, seed=0)

@@ -303,11 +303,14 @@ def _by_agreement(
     score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
     mean, name = mean_pull(curve), _baseline_name(tokens=False)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
+    own = _long_mean(curve)
     if margins["pull"] < 0:
-        losses = f"loss {last.loss:.3g} after {last.step} steps"
-        return Decision(
-            "plateau", f"{losses}, and batches do not agree on what to learn {scores}", score=score
-        )
+        said = f"loss {last.loss:.3g} after {last.step} steps, and batches do not agree on what to learn "
+        said += scores
+        if own is not None:
+            said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
+            said += f"not clearly under the {name}, {baseline:.3g}"
+        return Decision("plateau", said, score=score)
     if margins.get("held", 0.0) < 0:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
         said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
@@ -315,10 +318,9 @@ def _by_agreement(
     if score < 0:
         return _slow(curve, score, name)
     agreed = f"batches agree on what to learn {scores}"
-    own = _long_mean(curve)
-    if mean < SHARED and own is not None and own < baseline:
+    if own is not None and own < baseline:
         agreed = f"the mean loss of the last batches, {own:.3g}, is under the {name}"
-    elif mean < SHARED:
+    elif own is not None or mean < SHARED:
         agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
