@@ -1,4 +1,4 @@
-"""What a plan counts: bytes that are saved, moments of the backward pass, work, and parts of a peak."""
+"""A plan counts bytes that are saved, moments of the backward pass, work, and parts of a peak."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def saved_by(**bytes_of: int) -> Saved:
 
 
 def test_what_a_block_takes_at_its_moment() -> None:
-    """What stays of it, and the largest part that runs again, one call at a time."""
+    """It is the bytes that stay, and the largest part that runs again, one call at a time."""
     options = options_of(GROUP, saved_by(block=40, one=100, two=60))
     assert options == (
         Option((), 200, 200, 0),
@@ -356,7 +356,7 @@ class Halves(nn.Module):
 
 
 def test_a_part_that_ends_is_not_the_end_of_its_block() -> None:
-    """What the block makes after it is an activation of the block too."""
+    """Tensors that the block makes after it are activations of the block too."""
     model = nn.Sequential(Halves(), Halves(), Halves())
     at_peak = plan(model, batch=torch.randn(64, 8), optimizer="sgd").before.at_peak
     assert at_peak[Held.BLOCKS] >= 3 * 64 * 800 * 4
