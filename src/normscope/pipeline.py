@@ -382,8 +382,10 @@ def _try_out(run: Check, progress: Begun, done: int) -> None:
     with timed(run.cost, "forecast"):
         told = _stepping(progress, "forecast", done)
         run.forecast = forecast(run.subject, run.anatomy, run.config, told)
+    try:
+        try_others(run, progress, done + 1)
+    finally:
         run.measurements.extend(forecast_measurements(run.forecast))
-    try_others(run, progress, done + 1)
 
 
 def try_others(run: Check, progress: Begun, done: int) -> None:
@@ -396,6 +398,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             run.ladder = forecast_ladder(*given, run.rates, told, refine=run.refine)
+        run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
     if run.try_remedies:
         done += bool(run.rates)
         progress("remedies", done)
@@ -405,6 +408,17 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
+
+
+def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:
+    """The trial of the intended run that the verdict rests on: that of the ladder, if it is longer.
+
+    A script's own steps count more than a copy's, which repeat their batches.
+    """
+    again = ladder.same_run(trial)
+    if is_script or again is None or again.last_step <= trial.last_step:
+        return trial
+    return again
 
 
 def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:

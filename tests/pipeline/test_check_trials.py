@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import normscope
 from normscope import pipeline
-from normscope.forecast import Forecast, LadderForecast, LadderInterrupted
+from normscope.forecast import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
@@ -65,6 +66,31 @@ def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
     assert {"rates", "remedies"} <= set(report.cost)
     assert report.verdict == "will fail"  # a way out does not make the intended run a good one
     jsonschema.validate(json.loads(report.to_json()), schema("report"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "counts"), [(36, 3e-4, True), (1, 3e-4, False), (2, 3e-4, False), (36, 1e-3, False)]
+)
+def test_the_verdict_rests_on_the_longest_trial_of_the_run(
+    steps: int, rate: float, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trial(outcome: str, lr: float, last: int) -> Forecast:
+        looks = [ForecastStep(step, 5.0, 5.0, {}) for step in (0, last)]
+        return replace(said(outcome), lr=lr, steps=last, curve=tuple(looks))
+
+    rung = trial("trains", rate, steps)
+    monkeypatch.setattr(
+        pipeline,
+        "forecast_ladder",
+        lambda *given, **options: LadderForecast((rung,), rate, "not needed", 0),
+    )
+    monkeypatch.setattr(pipeline, "forecast", lambda *given: trial("collapses", 3e-4, 2))
+    report = checked(forecast_rates=[rate])
+    assert report.forecast is not None
+    assert (report.forecast is rung) == counts
+    assert (report.verdict == "will fail") == (not counts)
+    rows = [row for row in report.measurements if row.quantity == "forecast/step"]
+    assert [row.value for row in rows] == [(0.0, 36.0 if counts else 2.0)]
 
 
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:

@@ -108,6 +108,11 @@ class Forecast:
         return not self.curve and self.outcome != "not measured"
 
     @property
+    def last_step(self) -> int:
+        """Step of the last measurement; 0 without any."""
+        return self.curve[-1].step if self.curve else 0
+
+    @property
     def trial_warmup(self) -> int:
         """Steps of warm-up in the measured trial: a warm-up that is longer than the trial is not tried.
 
@@ -211,6 +216,11 @@ class LadderForecast:
     best: BestRate | None = None
     ramps: tuple[Forecast, ...] = ()
     at_scale: AtScale | None = None
+
+    def same_run(self, forecast: Forecast) -> Forecast | None:
+        """The rung of the run of `forecast`; None without one."""
+        run = (forecast.lr, forecast.warmup)
+        return next((rung for rung in self.rungs if (rung.lr, rung.warmup) == run), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""

@@ -8,7 +8,7 @@ from normscope.forecast import Forecast, LadderForecast, ScaledRate
 from normscope.forecast.rule import LONG
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
-from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words, same_run
+from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
 from normscope.rules import figure
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 
@@ -62,7 +62,7 @@ def ladder_words(ladder: LadderForecast) -> str:
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
     """Why the trial of the run and the one of its learning rate on the ladder differ; "" where they agree."""
-    rung = same_run(trial, ladder)
+    rung = None if trial is None else ladder.same_run(trial)
     if trial is None or rung is None or rung.outcome == trial.outcome:
         return ""
     if "not measured" in (rung.outcome, trial.outcome):

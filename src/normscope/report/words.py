@@ -47,18 +47,10 @@ def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | N
     open_ends = ("undecided", "slow", "not measured")
     if forecast is None or verdict not in ("healthy", "at risk") or forecast.outcome not in open_ends:
         return verdict
-    again = same_run(forecast, ladder)
+    again = None if ladder is None else ladder.same_run(forecast)
     if forecast.outcome == "slow" and again is not None and again.trains:
         return verdict
     return f"{verdict}, trial {forecast.outcome}"
-
-
-def same_run(forecast: Forecast | None, ladder: LadderForecast | None) -> Forecast | None:
-    """The ladder's forecast of the run of `forecast`; None without one."""
-    if forecast is None or ladder is None:
-        return None
-    run = (forecast.lr, forecast.warmup)
-    return next((rung for rung in ladder.rungs if (rung.lr, rung.warmup) == run), None)
 
 
 def forecast_in_words(forecast: Forecast) -> str:
