@@ -12,7 +12,7 @@ from normscope.forecast.certainty import ALIVE, WEIGHTS, certainty, features
 from normscope.forecast.record import SURE, Forecast, ForecastStep
 from normscope.forecast.rule import SUNK, WORST, Decision
 from normscope.report.rescue import probability
-from normscope.report.words import certainty_in_words, forecast_in_words
+from normscope.report.words import NEAR_LIMIT, certainty_in_words, forecast_in_words
 
 
 def curve(diversity: float | None) -> list[ForecastStep]:
@@ -57,7 +57,8 @@ def test_the_report_shows_it() -> None:
     for value in (0.11, 0.5, 0.89):
         doubtful = dataclasses.replace(said, certainty=value)
         assert not doubtful.is_sure
-        assert certainty_in_words(doubtful) == f"probability of training {value:.2f}, not sure"
+        near = "" if value >= 0.5 else f": {NEAR_LIMIT}"
+        assert certainty_in_words(doubtful) == f"probability of training {value:.2f}, not sure{near}"
     assert dataclasses.replace(said, certainty=0.02).is_sure
     unknown = dataclasses.replace(said, certainty=None)
     assert certainty_in_words(unknown) == ""

@@ -8,7 +8,13 @@ import pytest
 
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import SUNK, Decision
-from normscope.forecast.stopping import best_place, decided_by_larger, is_hasty, is_settled
+from normscope.forecast.stopping import (
+    best_place,
+    certainty_by_larger,
+    decided_by_larger,
+    is_hasty,
+    is_settled,
+)
 from normscope.forecast.watch import WatchedTrial, _decided, _sure
 from normscope.subjects.subject import Baseline
 from normscope.train import Trials
@@ -83,6 +89,13 @@ def test_distances_are_in_units_of_the_baseline() -> None:
     series = Baseline.of(None, 0.2)
     assert decided_by_larger(0.19, 0.3, series, tokens=False).outcome == "trains"  # type: ignore[union-attr]
     assert decided_by_larger(0.21, 0.3, series, tokens=False) is None
+
+
+@pytest.mark.parametrize(("ahead", "certainty"), [(2.97, 0.97), (2.99, 0.75), (4.5, 0.04)])
+def test_a_decision_by_larger_rates_is_sure_where_it_is_clear(ahead: float, certainty: float) -> None:
+    found = decided_by_larger(ahead, 5.6, NATS, tokens=True)
+    assert found is not None
+    assert certainty_by_larger(found) == certainty
 
 
 def test_the_best_place_has_the_lowest_predicted_loss() -> None:

@@ -16,7 +16,7 @@ from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_m
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
-from normscope.forecast.stopping import LOW, REACHES, STAYS, best_place, decided_by_larger
+from normscope.forecast.stopping import LOW, best_place, certainty_by_larger, decided_by_larger
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import Progress, recent_steps, train_copies
 from normscope.nn import has_own_rates
@@ -142,9 +142,8 @@ class _Ladder:
             self.try_all(tried, brief=True)
         for config, decision in decided:
             if decision is not None:
-                sure = REACHES if decision.outcome == "trains" else STAYS
                 rung = as_forecast(decision, self.subject, self.anatomy, config, ())
-                self.rungs.append(dataclasses.replace(rung, certainty=sure))
+                self.rungs.append(dataclasses.replace(rung, certainty=certainty_by_larger(decision)))
         self.rungs.sort(key=lambda rung: rung.lr)
 
     def compare(self) -> None:
