@@ -31,7 +31,7 @@ test: setup
 
 # One run of everything, as each run imports all tests again; it needs the packages.
 test-all: setup
-	NORMSCOPE_DIST=dist $(PYTEST)
+	NORMSCOPE_DIST=dist $(PYTEST) --durations=30 --durations-min=5
 
 lint: setup
 	$(BIN)/ruff check .
