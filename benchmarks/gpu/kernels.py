@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels import KINDS, Call, copying, lines, moved_bytes, ours, running
+from benchmarks.kernels import KINDS, Call, copying, lines, moved_bytes, ours, running, setting_of
 
 SIZES = ((2048, 1024), (8192, 1024), (8192, 2048), (8192, 4096), (16384, 4096))
 """Tokens and features; the lines are compiled at the last size only."""
@@ -21,15 +21,7 @@ SIZES = ((2048, 1024), (8192, 1024), (8192, 2048), (8192, 4096), (16384, 4096))
 
 def measure(call: Call) -> dict[str, Any]:
     """Milliseconds of a setting by mode and by what was called."""
-    torch.manual_seed(0)
-    shape, width = (call.tokens, call.width), (call.width,)
-    kinds = [(shape, call.stream_dtype), (shape, call.branch_dtype), (width, "float32"), (width, "float32")]
-    x, branch, weight, bias = (
-        torch.randn(size, device="cuda").to(getattr(torch, dtype)).requires_grad_() for size, dtype in kinds
-    )
-    inputs: list[Any] = [x, branch, weight, bias if call.norm == "layer" else None]
-    leaves = [each for each in inputs if each is not None]
-    grads = (torch.randn_like(branch), torch.randn_like(x))
+    inputs, leaves, grads = setting_of(call, "cuda")
     calls: dict[str, Callable[[], Any]] = {
         "lines": partial(lines, call, *inputs),
         "triton": partial(ours, call, "triton", *inputs),

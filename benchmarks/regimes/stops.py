@@ -21,7 +21,8 @@ from benchmarks.regimes.judged import forecast_of
 from benchmarks.regimes.scores import Cell, Scored, figures, ladders
 from normscope.forecast import Forecast
 from normscope.forecast.ladder import SOONER, ahead
-from normscope.forecast.stopping import LOW, decided_by_larger
+from normscope.forecast.rule import Decision
+from normscope.forecast.stopping import LOW, REACHES_BARELY, certainty_by_larger, decided_by_larger
 
 
 class Seen(NamedTuple):
@@ -30,7 +31,7 @@ class Seen(NamedTuple):
     above: float
     """Predicted loss minus that of the runs, in units of the loss to beat; nan if a run diverged."""
     outcome: str
-    """Decision of the larger rates, "open" without one."""
+    """Decision of the larger rates, "open" without one; "barely trains" where it is not sure."""
     truth: str
 
 
@@ -46,7 +47,13 @@ def seen_by_larger(ladder: Scored) -> Iterator[Seen]:
         decision = decided_by_larger(loss, main[0].curve[0].loss, baseline, tokens=rung.tokens)
         ends = [run["last"] for run in cell.runs]
         gap = math.nan if None in ends else (loss - statistics.fmean(ends)) / baseline.unit
-        yield Seen(gap, "open" if decision is None else decision.outcome, cell.truth)
+        yield Seen(gap, _in_words(decision), cell.truth)
+
+
+def _in_words(decision: Decision | None) -> str:
+    if decision is None:
+        return "open"
+    return "barely trains" if certainty_by_larger(decision) == REACHES_BARELY else decision.outcome
 
 
 def hasty(cell: Cell) -> bool:
@@ -71,7 +78,7 @@ def report(whole: Sequence[Scored], stopped: Sequence[Scored]) -> Iterator[str]:
             f"{found['sure and right']}; {taken} steps"
         )
     seen = [each for ladder in whole for each in seen_by_larger(ladder)]
-    for outcome in ("trains", "slow", "open"):
+    for outcome in ("trains", "barely trains", "slow", "open"):
         counts = Counter(each.truth for each in seen if each.outcome == outcome)
         yield f"larger rates say {outcome}: " + ", ".join(
             f"{n} {truth}" for truth, n in sorted(counts.items())

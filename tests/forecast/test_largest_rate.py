@@ -46,9 +46,9 @@ def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
 )
 def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | None) -> None:
     rungs = rungs_of(letters)
-    found = in_doubt(rungs, 140)
+    found = in_doubt(rungs, [])
     assert found is (None if place is None else rungs[place])
-    assert in_doubt(rungs_of(letters, 140), 140) is None, "all have had their longer trial"
+    assert in_doubt(rungs, RATES) is None, "all have had their longer trial"
 
 
 @pytest.mark.parametrize(("letters", "largest"), [("TtfF", RATES[1]), ("SfF", None), ("TfT", RATES[2])])
@@ -88,3 +88,23 @@ def test_rates_around_the_largest_are_tried_again_until_it_is_settled(
     by_place = [long if k in tried else short for k in range(len(RATES))]
     expected = [k for k, letters in enumerate(by_place) if letters[k] in "Tt"][-1]
     assert ladder.largest_rate == RATES[expected]
+
+
+def test_a_rate_whose_longer_trial_cannot_be_made_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def try_all(self: Any, configs: list[Recipe], *, brief: bool = False) -> None:
+        for config in configs:
+            rung = rungs_of("TTfF")[RATES.index(config.lr)]
+            if config.steps == 140:
+                seen.append(config.lr)
+                rung = dataclasses.replace(rung, outcome="not measured", certainty=None)
+            self.rungs.append(rung)
+
+    monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
+    monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
+    model = Tiny(depth=1)
+    rates = RATES[:4]
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, refine=140)
+    assert seen == [RATES[2]]
+    assert [rung.outcome for rung in ladder.rungs] == ["trains", "trains", "plateau", "collapses"]

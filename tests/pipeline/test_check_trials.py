@@ -93,6 +93,14 @@ def test_the_verdict_rests_on_the_longest_trial_of_the_run(
     assert [row.value for row in rows] == [(0.0, 36.0 if counts else 2.0)]
 
 
+def test_a_scripts_own_steps_count_more_than_a_longer_copy() -> None:
+    looks = [ForecastStep(step, 5.0, 5.0, {}) for step in (0, 36)]
+    longer = replace(said("trains"), curve=tuple(looks))
+    ladder = LadderForecast((longer,), 3e-4, "not needed", 0)
+    assert pipeline._longest_trial(said("slow"), ladder, is_script=False) is longer
+    assert pipeline._longest_trial(said("slow"), ladder, is_script=True).outcome == "slow"
+
+
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
     seen: list[tuple[str, int, int]] = []
     checked(forecast_rates=[1e-3], try_remedies=True, progress=lambda *told: seen.append(told))

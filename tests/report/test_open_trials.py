@@ -77,10 +77,11 @@ def test_a_probability_on_the_other_side_of_the_outcome_is_explained(
 
 def test_a_ladder_that_says_otherwise_than_the_runs_trial_says_which_to_trust() -> None:
     why = (
-        "at 0.001 the run's trial of 20 steps says slow, and the one here, of 36 steps, says trains; "
+        "at 0.001 the run's trial of 20 steps says slow, and the one here, of 18 steps, says trains; "
         "trust this one, which also has the losses of the other rates"
     )
-    one = judged("healthy", told("slow", 0.3), told("trains", 0.9, steps=36))
+    stopped = (trial().curve[0], replace(trial().curve[-1], step=18))  # half-way, because it was clear
+    one = judged("healthy", told("slow", 0.3), told("trains", 0.9, steps=36, curve=stopped))
     assert f"but {why}" in words(one)
     assert why in one.to_markdown()
     assert "At 0.001 the run" in html.unescape(one.to_html())

@@ -152,12 +152,15 @@ class _Ladder:
 
     def refine(self, config: Recipe) -> None:
         """Try again, over `config.steps` steps, the best rates and those that decide the largest one."""
-        self.try_again(config, candidates(self.rungs))
+        best = candidates(self.rungs)
+        self.try_again(config, best)
+        tried = [rung.lr for rung in best]
         for _ in range(MOST_AGAIN):
-            rung = in_doubt(self.rungs, config.steps)
+            rung = in_doubt(self.rungs, tried)
             if rung is None:
                 break
             self.try_again(config, [rung])
+            tried.append(rung.lr)
 
     def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:
         """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each."""

@@ -67,7 +67,7 @@ def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
         return ""
     if "not measured" in (rung.outcome, trial.outcome):
         return ""
-    here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.steps} steps"
+    here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.last_step} steps"
     return (
         f"at {trial.lr:g} the run's trial of {trial.steps} steps says {trial.outcome}, and the one here, "
         f"{here}, says {rung.outcome}; trust this one, which also has the losses of the other rates"
