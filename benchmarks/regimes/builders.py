@@ -40,9 +40,10 @@ def cases_of(
     steps: int = STEPS,
     fresh: int = 0,
     last: int = 0,
+    final: int = 0,
 ) -> list[Case]:
     """Cases of a regime, the first with this seed; the numbers are those of rows of the later parts."""
-    numbers = (len(rows) - held - fresh - last, held, fresh, last)
+    numbers = (len(rows) - held - fresh - last - final, held, fresh, last, final)
     parts = [part for part, number in zip(PARTS, numbers, strict=True) for _ in range(number)]
     return [
         Case(regime, name, build, feed, optimizer, seed + number, part, steps)
@@ -59,13 +60,14 @@ def cases_of_text(
     steps: int = STEPS,
     fresh: int = 0,
     last: int = 0,
+    final: int = 0,
 ) -> list[Case]:
     """Cases of a regime whose models read a text."""
     built = [
         (name, partial(model.build, vocabulary), feed(text, vocabulary, model.key), optimizer)
         for name, model, text, vocabulary, optimizer in rows
     ]
-    return cases_of(regime, seed, built, held, steps, fresh, last)
+    return cases_of(regime, seed, built, held, steps, fresh, last, final)
 
 
 def sizes(depth: int, width: int, widening: int = 4) -> dict[str, int]:

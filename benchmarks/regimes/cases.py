@@ -59,10 +59,14 @@ TOKENS = cases_of_text(
         # last
         ("res-post 6 48 v1024", decoder("res-post", 6, 48), "modules", 1024, "adam"),
         ("gpt2 4 48 v4096", causal("gpt2", n_layer=4, n_embd=48, n_head=3), "modules", 4096, "adamw"),
+        # final
+        ("peri 7 48 v2048", decoder("peri", 7, 48), "arrays", 2048, "adam"),
+        ("opt post 5 48 v1024", causal("opt", **opt(5, 48)), "arrays", 1024, "adamw"),
     ],
     held=10,
     fresh=5,
     last=2,
+    final=2,
 )
 
 
@@ -104,10 +108,15 @@ MASKED = cases_of_text(
         # last
         ("sub-ln 6 48 v1024", _encoder("sub-ln", 6, 48), "modules", 1024, "adamw"),
         ("modernbert 5 48 v512", _bert_like("modernbert", 5, 48, pad_token_id=0), "modules", 512, "adam"),
+        # final
+        ("post 6 48 v512", _encoder("post", 6, 48), "arrays", 512, "adamw"),
+        ("roberta 5 48 bytes", _bert_like("roberta", 5, 48, **_ROBERTA), "arrays", 256, "adam"),
+        ("peri 5 32 v1024", _encoder("peri", 5, 32), "arrays", 1024, "adamw"),
     ],
     held=6,
     fresh=2,
     last=2,
+    final=3,
 )
 
 
@@ -171,10 +180,16 @@ PAIRS = cases_of_text(
         # last
         ("deepnorm 4 48 v512", _both("deepnorm", 4, 48), "modules", 512, "adamw"),
         ("bart 3 32 v512", _bart("bart", 3, 32), "modules", 512, "adamw"),
+        # final
+        ("post 4 48 v1024", _both("post", 4, 48), "arrays", 1024, "adam"),
+        ("marian 3 48 v512", _bart("marian", 3, 48), "arrays", 512, "adamw"),
+        ("admin 4 48 bytes", _both("admin", 4, 48), "arrays", 256, "adamw"),
+        ("mt5 3 48 v512", _t5("mt5", 3, 48), "arrays", 512, "adam"),
     ],
     held=5,
     fresh=6,
     last=2,
+    final=4,
 )
 
 
@@ -221,10 +236,17 @@ VISION = cases_of(
         ("res-post 7 32", _vision("res-post", 7, 32, 16, 4), digits("noisy", "images"), "adamw"),
         ("keel 6 48", _vision("keel", 6, 48, 16, 4), digits("noisy", "images"), "adam"),
         ("pre 4 32", _vision("pre", 4, 32, 16, 4), digits("noisy", "images"), "adamw"),
+        # final
+        ("pre-no-final 8 32", _vision("pre-no-final", 8, 32, 16, 4), digits("noisy", "images"), "adam"),
+        ("post 6 48", _vision("post", 6, 48, 16, 4), digits("noisy", "images"), "adamw"),
+        ("deepnorm 10 32", _vision("deepnorm", 10, 32, 16, 4), digits("noisy", "images"), "adamw"),
+        ("vit-msn 5 48", _vit("vit_msn", 5, 48, 16, 4), digits("noisy", "pixel_values"), "adam"),
+        ("peri 6 48", _vision("peri", 6, 48, 16, 4), digits("noisy", "images"), "adamw"),
     ],
     held=6,
     fresh=6,
     last=6,
+    final=5,
 )
 
 
@@ -253,10 +275,14 @@ SERIES = cases_of(
         # last
         ("plain post 5 32", lambda: PlainSeries(5, 32, norm_first=False), series("chaos"), "adamw"),
         ("pre 8 48", _series("pre", 8, 48, last=True), series("chaos"), "adamw"),
+        # final
+        ("deepnorm 9 32", _series("deepnorm", 9, 32, last=True), series("chaos"), "adam"),
+        ("plain post 8 48", lambda: PlainSeries(8, 48, norm_first=False), series("chaos"), "adamw"),
     ],
     held=5,
     fresh=2,
     last=2,
+    final=2,
 )
 
 LONG = cases_of_text(

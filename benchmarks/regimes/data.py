@@ -5,6 +5,7 @@ Shapes: B sequences a batch, T tokens, V ids, C channels, H × W pixels.
 
 import functools
 import math
+import re
 import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
@@ -24,14 +25,21 @@ IGNORED = -100
 MASKED, HIDDEN = 0.15, 0.3
 """Shares of tokens that a masked model has to fill in, and that a source leaves out."""
 _MOST = 2**22
+_IN_PACKAGES = {
+    "licences": ("torch", "licenses"),
+    "modules": ("torch", "torch/nn/modules/"),
+    "arrays": ("numpy", r"^numpy/.*\.py$"),
+}
+"""Texts of installed packages: the package, and the pattern of its files' paths."""
 _SERIES = 40_000
 
 
 @functools.cache
 def text(name: str) -> str:
-    """A text: "library" (the standard library's source), "help" (its help topics), "licences" or "modules".
+    """A text: "library" (the standard library's source), "help" (its help topics), "licences" and others.
 
-    The last two are in the package of PyTorch: licences of its parts, and the source of its modules.
+    "licences" of its parts and "modules", the source of its modules, are in the package of PyTorch; "arrays"
+    is NumPy's source.
     """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":
@@ -39,9 +47,9 @@ def text(name: str) -> str:
     elif name == "help":
         files = [library / "pydoc_data" / "topics.py"]
     else:
-        found = metadata.files("torch") or []
-        part = "torch/nn/modules/" if name == "modules" else "licenses"
-        files = sorted(Path(str(f.locate())) for f in found if part in str(f) and f.suffix != ".pyc")
+        package, part = _IN_PACKAGES[name]
+        found = metadata.files(package) or []
+        files = sorted(Path(str(f.locate())) for f in found if re.search(part, str(f)) and f.suffix != ".pyc")
     whole = "".join(file.read_text(errors="replace") for file in files if "test" not in file.parts)
     return whole[:_MOST]
 

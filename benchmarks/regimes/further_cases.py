@@ -71,8 +71,11 @@ HALF = [
             ("pre 8 32 v1024", decoder("pre", 8, 32), "licences", 1024, "adamw"),
             ("peri 6 48", decoder("peri", 6, 48), "help", 256, "adamw"),
             ("llama 5 48", causal("llama", **llama(5, 48)), "licences", 256, "adamw"),
+            # final
+            ("plain post 6 32", plain(6, 32, norm_first=False, tie=False), "arrays", 256, "adamw"),
         ],
         held=4,
+        final=1,
     )
 ]
 
@@ -134,7 +137,10 @@ EXPERTS = cases_of_text(
         # fresh
         ("mixtral 3 48", causal("mixtral", **llama(3, 48), **_EXPERTS), "modules", 256, "adam"),
         ("mamba2 4 32", causal("mamba2", **_MAMBA2 | {"num_hidden_layers": 4}), "modules", 256, "adamw"),
+        # final
+        ("mixtral 5 32", causal("mixtral", **llama(5, 32), **_EXPERTS), "arrays", 256, "adamw"),
     ],
     held=4,
     fresh=2,
+    final=1,
 )
