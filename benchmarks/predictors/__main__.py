@@ -1,6 +1,6 @@
 """Score every predictor on the ladders of a truth file, and print the table.
 
-    python -m benchmarks.predictors FILE [--part set-on|held-out|all] [--only WORD] [--predictor NAME …]
+    python -m benchmarks.predictors FILE [--part set-on|held-out|last|all] [--only WORD] [--predictor NAME …]
 
 FILE is a truth file of the regimes or of `divergence` (.jsonl), or benchmarks/forecast_truth.json. Scores
 are kept beside it, one line of JSON for each ladder and predictor, so that an interrupted command is
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.cells import Ladder, read
-from benchmarks.predictors.divergence import CRITERIA
+from benchmarks.predictors.divergence import CRITERIA, PARTS
 from benchmarks.predictors.of_normscope import RISK
 from benchmarks.predictors.scoring import difference, line, scored_cells, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, help="truth file")
     parser.add_argument("--scores", type=Path, help="file of the scores; by default beside the truth")
-    parser.add_argument("--part", choices=("set-on", "held-out", "all"), default="set-on")
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="set-on")
     parser.add_argument("--only", default="", help="part of the names of ladders")
     parser.add_argument("--predictor", choices=PREDICTORS, action="append", default=[])
     parser.add_argument("--cheap", action="store_true", help="only predictors without a training step")
@@ -99,7 +99,7 @@ def main() -> None:
         ladder
         for ladder in read(options.file, options.criterion)
         if options.only in ladder.name
-        and options.part in ("all", "held-out" if ladder.held_out else "set-on")
+        and options.part in ("all", ladder.part)
     ]
     path = options.scores or options.file.with_suffix(".scores.jsonl")
     cheap = [each.__name__ for each in CHEAP]

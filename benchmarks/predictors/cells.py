@@ -41,12 +41,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One model with the truth of its cells, ascending; `make` builds what predictors get."""
+    """One model with the truth of its cells, ascending; `make` builds what predictors get.
+
+    Attributes:
+        part: "set-on", "held-out" or, of the grid of `divergence`, "last", which is held out too.
+    """
 
     name: str
     cells: tuple[Cell, ...]
-    held_out: bool
+    part: str
     make: Callable[[], Setting]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether no rule of normscope was set on its runs."""
+        return self.part != "set-on"
 
     @property
     def largest(self) -> float | None:
@@ -104,7 +113,8 @@ def _regime_ladders(rows: Sequence[dict[str, Any]]) -> Iterator[Ladder]:
         if cells:
             recipe = Recipe(optimizer=case.optimizer, lr=cells[0].lr, seed=case.seed)
             make = _maker(partial(case.subject, case.seed), recipe, cells)
-            yield Ladder(name, cells, case.part != "seen", make)
+            part = "set-on" if case.part == "seen" else "held-out"
+            yield Ladder(name, cells, part, make)
 
 
 def _divergence_ladders(rows: Sequence[dict[str, Any]], criterion: str) -> Iterator[Ladder]:
@@ -119,7 +129,7 @@ def _divergence_ladders(rows: Sequence[dict[str, Any]], criterion: str) -> Itera
         )
         if cells:
             recipe = Recipe(optimizer="adamw", lr=cells[0].lr, seed=case.seed)
-            yield Ladder(name, cells, case.held_out, _maker(partial(case.subject, case.seed), recipe, cells))
+            yield Ladder(name, cells, case.part, _maker(partial(case.subject, case.seed), recipe, cells))
 
 
 def _forecast_ladders(path: Path) -> Iterator[Ladder]:
@@ -129,7 +139,7 @@ def _forecast_ladders(path: Path) -> Iterator[Ladder]:
         cells = tuple(_cell(lr, [not row["trains"]], [row["gap"]]) for lr, row in found if row is not None)
         if cells:
             recipe = Recipe(optimizer=ladder.optimizer, lr=cells[0].lr, seed=ladder.seed)
-            yield Ladder(ladder.model, cells, True, _maker(ladder.subject, recipe, cells))
+            yield Ladder(ladder.model, cells, "held-out", _maker(ladder.subject, recipe, cells))
 
 
 def _maker(build: Callable[[], Subject], recipe: Recipe, cells: Sequence[Cell]) -> Callable[[], Setting]:

@@ -1,6 +1,6 @@
 """The grid of divergence: models with norms and without, on recall and on text, at four learning rates.
 
-    nice -n 19 python -m benchmarks.predictors.divergence FILE [--part set-on|held-out|all] [--only WORD]
+    nice -n 19 python -m benchmarks.predictors.divergence FILE [--part set-on|held-out|last|all] [--only WORD]
 
 It follows the normalisation sweep of arXiv:2602.22988, section 5.2 and appendix D.1, at a small size: five
 placements of norms, and no norm, on associative recall, with AdamW. That sweep has one kind of model
@@ -12,6 +12,7 @@ continued. The runs of `GRID` were trained alone, the others as stacks.
 `GRID` is that grid. `SECOND` has other schemes, starts, depths, widths, learning rates and text, recall of
 more pairs, and DyT: it was held out for a first form of normscope's risk of divergence. The present form was
 set on both. `HELD_OUT` differs from both again: it was fixed before that form was fitted, and scored once.
+`LAST` was fixed before a range test became a part of the risk, because `HELD_OUT` had been seen by then.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -50,8 +52,10 @@ class Case:
 
     Attributes:
         task: "text" is the standard library's source, "licences" and "help" are the texts of
-            `forecast_cells`, "recall" asks for one of `pairs` in `batch` sequences.
+            `forecast_cells`, "arrays" is the source of NumPy's `numpy.lib`, "recall" asks for one of `pairs` in
+            `batch` sequences.
         held_out: whether the rule of the risk was fixed before the case's runs were seen.
+        last: whether it is one of the held-out cases that were fixed last.
     """
 
     scheme: str
@@ -63,6 +67,14 @@ class Case:
     pairs: int = PAIRS
     batch: int = BATCH
     held_out: bool = False
+    last: bool = False
+
+    @property
+    def part(self) -> str:
+        """The part of the grid: "set-on", "held-out" or "last"."""
+        if self.last:
+            return "last"
+        return "held-out" if self.held_out else "set-on"
 
     @property
     def name(self) -> str:
@@ -73,7 +85,7 @@ class Case:
     def subject(self, seed: int) -> Subject:
         """The model and its batches."""
         size = f"depth={self.depth},width={self.width},heads={HEADS},vocab={VOCABULARY}"
-        texts = {"licences": licences, "help": help_topics}
+        texts = {"licences": licences, "help": help_topics, "arrays": _arrays}
         text = texts[self.task]() if self.task in texts else None
         found = load(f"nn:decoder,scheme={self.scheme},{size}", seed=seed, text=text)
         if self.task != "recall":
@@ -165,8 +177,47 @@ HELD_OUT = _cases(
     ),
 )
 
+LAST = _cases(
+    13_500,
+    (1.2e-3, 4e-3, 1.2e-2, 3.6e-2),
+    pairs=5,
+    batch=12,
+    held_out=True,
+    last=True,
+    rows=(
+        ("residual-no-norm,init=fan-in", 3, 44, "arrays"),
+        ("residual-no-norm,init=small", 9, 28, "recall"),
+        ("residual-no-norm,init=torch", 13, 28, "arrays"),
+        ("residual-no-norm,init=zero-output", 3, 28, "recall"),
+        ("skipinit", 9, 44, "arrays"),
+        ("skipinit,init=torch", 13, 28, "recall"),
+        ("t-fixup", 9, 28, "arrays"),
+        ("t-fixup", 13, 28, "recall"),
+        ("fixup", 3, 44, "arrays"),
+        ("rezero", 3, 28, "recall"),
+        ("highway", 13, 28, "arrays"),
+        ("admin", 13, 28, "arrays"),
+        ("sub-ln", 3, 28, "recall"),
+        ("post,init=small", 9, 44, "recall"),
+        ("pre,init=fan-in", 13, 28, "arrays"),
+        ("b2t", 9, 28, "recall"),
+        ("mix-ln", 13, 28, "recall"),
+        ("res-post", 3, 44, "arrays"),
+        ("scalenorm", 9, 28, "recall"),
+        ("deepnorm,init=torch", 13, 28, "recall"),
+        ("dyt,init=small", 9, 28, "arrays"),
+        ("derf,init=torch", 3, 44, "recall"),
+    ),
+)
+
 SET_ON = (*GRID, *SECOND)
-CASES = (*SET_ON, *HELD_OUT)
+CASES = (*SET_ON, *HELD_OUT, *LAST)
+PARTS = {"set-on": SET_ON, "held-out": HELD_OUT, "last": LAST}
+
+
+def _arrays() -> Path:
+    """The source of NumPy's `numpy.lib`."""
+    return Path(numpy.lib.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -264,13 +315,12 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--part", choices=("set-on", "held-out", "all"), default="all")
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"], row["lr"]) for row in records_of(options.file)}
-    parts = {"set-on": SET_ON, "held-out": HELD_OUT, "all": CASES}
-    for case in parts[options.part]:
+    for case in PARTS.get(options.part, CASES):
         wanted = {(case.name, replica, lr) for replica in range(REPLICAS) for lr in case.rates}
         if options.only not in case.name or wanted <= known:
             continue

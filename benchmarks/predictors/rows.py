@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.predictors.catalogue import CHEAP
 from benchmarks.predictors.cells import Ladder, read
+from benchmarks.predictors.divergence import PARTS
 from benchmarks.predictors.dyt_saturation import dyt_saturation
 from benchmarks.predictors.of_normscope import NAME, RISE, RISK, as_predictions, forecast_of
 from benchmarks.predictors.range_test import range_test
@@ -34,14 +35,14 @@ Pairs = dict[str, list[tuple[Ladder, Prediction]]]
 
 
 def divergence_rows() -> list[Row]:
-    """Rows of both criteria of divergence, on the set-on and on the held-out ladders of `DIVERGENCE`.
+    """Rows of both criteria of divergence, for each part of the ladders of `DIVERGENCE`.
 
     Every ladder is forecast now.
     """
     ladders = read(DIVERGENCE)
     rows: list[Row] = []
-    for held_out, part in ((False, "set-on"), (True, "held-out")):
-        chosen = [each for each in ladders if each.held_out == held_out]
+    for part in PARTS:
+        chosen = [each for each in ladders if each.part == part]
         if not chosen:
             continue
         pairs, missing = predicted([(each, forecast_of(each.make())) for each in chosen])

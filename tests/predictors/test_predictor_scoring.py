@@ -56,7 +56,7 @@ def ladder(name: str, truth: str, last: tuple[float, ...] = (4.0, 3.0, 2.0, 1.0)
     """T trains, F fails, e is an edge."""
     fails = {"T": False, "F": True, "e": None}
     cells = tuple(Cell(lr, fails[letter], loss) for lr, letter, loss in zip(RATES, truth, last, strict=True))
-    return Ladder(name, cells, False, lambda: Setting(None, Anatomy(()), Recipe(lr=1e-4), RATES))
+    return Ladder(name, cells, "set-on", lambda: Setting(None, Anatomy(()), Recipe(lr=1e-4), RATES))
 
 
 def test_a_ladder_knows_its_largest_and_best_rate_and_its_slow_runs() -> None:
@@ -244,14 +244,16 @@ def test_the_grid_of_divergence_is_complete() -> None:
         cases = {case.name: case for case in divergence.CASES}
         assert cases.keys() == {each.name for each in found}
         assert all(tuple(cell.lr for cell in each.cells) == cases[each.name].rates for each in found)
-        assert all(each.held_out == cases[each.name].held_out for each in found)
-        for part in (True, False):
-            kinds = {cell.fails for each in found for cell in each.cells if each.held_out == part}
+        assert all(each.part == cases[each.name].part for each in found)
+        for part in divergence.PARTS:
+            kinds = {cell.fails for each in found for cell in each.cells if each.part == part}
             assert kinds >= {True, False}
 
 
-def test_the_held_out_part_shares_nothing_with_the_rest() -> None:
-    set_on, fresh = divergence.SET_ON, divergence.HELD_OUT
+@pytest.mark.parametrize("part", ["held-out", "last"])
+def test_a_held_out_part_shares_nothing_with_the_rest(part: str) -> None:
+    fresh = divergence.PARTS[part]
+    set_on = [case for case in divergence.CASES if case.part != part]
     assert not {(case.scheme, case.depth) for case in set_on} & {(case.scheme, case.depth) for case in fresh}
     assert not {case.seed for case in set_on} & {case.seed for case in fresh}
     assert not {rate for case in set_on for rate in case.rates} & {r for case in fresh for r in case.rates}
