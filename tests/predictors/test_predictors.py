@@ -12,12 +12,13 @@ from benchmarks.predictors import dyt_saturation as dyt
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.critical_sharpness import critical_sharpness
 from benchmarks.predictors.of_normscope import RISE, RISK, WORST, _rise, _score, as_predictions
-from benchmarks.predictors.range_test import ramp, range_test
+from benchmarks.predictors.range_test import range_test, steepest
 from benchmarks.predictors.rksp import whitened_dmd
 from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
 from benchmarks.predictors.sharpness import sharpness
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast, LadderForecast
+from normscope.forecast.range_test import ramp
 from normscope.forecast.record import ForecastStep
 from normscope.subjects import load, make_subject
 from normscope.train import Recipe, Trial, endless
@@ -132,7 +133,7 @@ def test_the_range_test_of_gradient_descent_on_a_quadratic() -> None:
 
     found = ramp(step, 200)
     assert 2 / curvature <= found.turns < found.diverged < 1
-    assert found.steepest < found.turns
+    assert steepest(found) < found.turns
     assert found.losses[1] == pytest.approx(0.05 * 10 * (1 - 1e-7 * 20) ** 2 + 0.95 * 10)
 
 

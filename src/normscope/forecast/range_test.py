@@ -1,0 +1,122 @@
+"""Learning-rate range test: one run whose learning rate grows until its loss diverges (arXiv:1506.01186).
+
+Smith raises the learning rate linearly over epochs. The form that is in use, here that of pytorch-lr-finder,
+raises it exponentially to 10 and smooths the loss. The loss has diverged when it is 5 times the lowest, or not
+finite. One run says for all learning rates of a ladder how near they are to that one.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from normscope.subjects import Subject, untouched
+from normscope.train import Recipe, Trial, endless, in_flushed_thread, working_copy
+
+FIRST, LAST = 1e-7, 10.0
+"""Learning rates of the first and of the last step."""
+STEPS = 100
+"""Most steps of a range test."""
+SMOOTHING, DIVERGED = 0.05, 5.0
+"""Weight of a loss in its smoothed one, and multiple of the lowest smoothed loss that has diverged."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Learning rates and smoothed losses of the steps before the loss diverged.
+
+    Attributes:
+        rates, losses: of the steps before.
+        diverged: learning rate at which the loss diverged; the last one where it did not.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    diverged: float
+
+    @property
+    def turns(self) -> float:
+        """Learning rate at which the smoothed loss is lowest."""
+        return min(zip(self.losses, self.rates, strict=True))[1]
+
+
+def ramp(loss_and_step: Callable[[float], float], steps: int = STEPS) -> Ramp:
+    """Run the test; `loss_and_step(rate)` gives the loss before the step that it takes at `rate`."""
+    rates: list[float] = []
+    losses: list[float] = []
+    for i in range(steps):
+        rate = FIRST * (LAST / FIRST) ** (i / (steps - 1))
+        loss = loss_and_step(rate)
+        smooth = SMOOTHING * loss + (1 - SMOOTHING) * losses[-1] if losses else loss
+        if not math.isfinite(smooth) or (losses and smooth > DIVERGED * min(losses)):
+            return Ramp(tuple(rates or [rate]), tuple(losses or [math.inf]), rate)
+        rates.append(rate)
+        losses.append(smooth)
+    return Ramp(tuple(rates), tuple(losses), rates[-1])
+
+
+def range_test(subject: Subject, recipe: Recipe, progress: Progress | None = None) -> Ramp | None:
+    """The range test of a copy of the model, with the optimiser of `recipe` and without a warm-up.
+
+    The copy trains in train mode. A model whose copy does not learn is trained itself, and restored.
+
+    Args:
+        progress: called as `progress(step, steps)` before each step.
+
+    Returns:
+        None if no parameter gets a gradient.
+    """
+    told = progress or (lambda step, steps: None)
+    with untouched(subject.model):
+        for in_place in (False, True):
+            found = in_flushed_thread(functools.partial(_run, subject, recipe, told, in_place))
+            if found is not None:
+                return found
+    return None
+
+
+def _run(
+    subject: Subject, recipe: Recipe, progress: Progress, in_place: bool, checkpoint: Callable[[], None]
+) -> Ramp | None:
+    """The ramp; None if no parameter gets a gradient in its first step."""
+    unit = dataclasses.replace(recipe.at_start().with_warmup(0), lr=1.0)
+    unit = dataclasses.replace(unit, schedule="constant", decay_steps=None, run_steps=None)
+    with working_copy(subject.model, in_place=in_place) as model:
+        model.train()
+        torch.manual_seed(recipe.seed)
+        trial = Trial(model, endless(subject.batches), lambda model, batch: subject.loss(batch, model), unit)
+        wanted = 0.0
+
+        def scale(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            for group in optimizer.param_groups:
+                if "lr" in group:  # a few optimizers have none
+                    group["lr"] = group["lr"] * wanted
+
+        for optimizer in trial.optimizers:
+            optimizer.register_step_pre_hook(scale)
+
+        def step(rate: float) -> float:
+            nonlocal wanted
+            checkpoint()
+            progress(trial.step, STEPS)
+            wanted = rate
+            loss = trial.advance()
+            if trial.step == 1 and math.isfinite(loss) and all(p.grad is None for p in model.parameters()):
+                raise _NothingLearnsError
+            return loss
+
+        try:
+            return ramp(step)
+        except _NothingLearnsError:
+            return None
+
+
+class _NothingLearnsError(Exception):
+    """No parameter gets a gradient."""
