@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
-from normscope.forecast.range_test import Ramp
+from normscope.forecast.range_test import PUBLISHED, Ramp
 from normscope.forecast.range_test import range_test as ramp_of
 
 SKIPPED = (10, 5)
@@ -34,7 +34,7 @@ def steepest(found: Ramp) -> float:
 
 def range_test(setting: Setting) -> list[Prediction]:
     """log₂ of the learning rate over the test's largest one; the optimiser is the recipe's."""
-    found = ramp_of(setting.subject, setting.recipe)
+    found = ramp_of(setting.subject, setting.recipe, steps=PUBLISHED)
     if found is None:
         raise NotMeasuredError("no parameter gets a gradient")
     cost = Cost(steps=len(found.rates))

@@ -134,7 +134,7 @@ def test_the_range_test_of_gradient_descent_on_a_quadratic() -> None:
     found = ramp(step, 200)
     assert 2 / curvature <= found.turns < found.diverged < 1
     assert steepest(found) < found.turns
-    assert found.losses[1] == pytest.approx(0.05 * 10 * (1 - 1e-7 * 20) ** 2 + 0.95 * 10)
+    assert found.losses[1] == pytest.approx(0.025 * 10 * (1 - 1e-7 * 20) ** 2 + 0.975 * 10)
 
 
 def test_the_range_test_ends_at_a_loss_that_is_not_finite() -> None:

@@ -7,8 +7,9 @@ the question whether a run trains: a run that stands still does neither.
 A logistic model of five numbers: the largest loss over the first, the largest norm of the gradients, the
 learning rate (logarithms to base 10), whether the model has no norm at all, because such a model may diverge
 after a calm start, and how near the rate is to one at which a trial blew up. For the last, a ladder looks at
-all its trials. docs/forecast.md compares the risk with published predictors, on runs that it was fitted on
-and on others.
+all its trials. A refined ladder also has a range test, see `range_test`; the risk is then the mean, in
+log-odds, of that of the five numbers and that of the distance to the rate at which the loss diverged there.
+docs/forecast.md compares the risk with published predictors, on runs that it was fitted on and on others.
 """
 
 import dataclasses
@@ -28,6 +29,11 @@ BLOWN_UP_RISE = 1.5
 """Logarithm of the largest loss over the first from which a trial blew up: 32 times the first loss."""
 REACH = 1.0
 """Factors of ten in the learning rate over which a trial that blew up raises the risk of smaller rates."""
+RANGE_TEST = (5.2, 3.8)
+"""Log-odds from a range test of 30 steps: intercept, and weight of the logarithm of the learning rate over the
+one at which the loss diverged. `benchmarks.predictors.risk` fitted them on the same cells."""
+AWAY = (-3.0, 1.0)
+"""Limits of that logarithm."""
 OPTIMIZERS = ("adam", "adamw")
 """Optimisers whose learning rates the model knows: it was fitted with AdamW; a step of Adam has that size."""
 
@@ -38,6 +44,7 @@ def divergence_risk(
     curve: Sequence[ForecastStep],
     anatomy: Anatomy,
     blown_up: Iterable[float] = (),
+    diverged: float | None = None,
 ) -> float | None:
     """Risk from 0 to 1.
 
@@ -45,11 +52,14 @@ def divergence_risk(
 
     Args:
         blown_up: learning rates at which other trials of the model blew up.
+        diverged: learning rate at which the loss diverged in a range test; None without one.
     """
     found = features(lr, curve, anatomy, blown_up)
     if optimizer.lower() not in OPTIMIZERS or found is None:
         return None
     odds = sum(weight * feature for weight, feature in zip(WEIGHTS, found, strict=True))
+    if diverged is not None:
+        odds = (odds + RANGE_TEST[0] + RANGE_TEST[1] * distance(lr, diverged)) / 2
     return round(1 / (1 + math.exp(-odds)), 4)
 
 
@@ -72,13 +82,25 @@ def features(
     return 1.0, rise, gradient, math.log10(lr), float(not has_norm), near
 
 
-def with_neighbours(rungs: Sequence[Forecast], anatomy: Anatomy) -> list[Forecast]:
+def distance(lr: float, diverged: float) -> float:
+    """Logarithm to base 10 of `lr` over `diverged`, within its limits; it is larger nearer to divergence."""
+    return _log(lr / diverged, *AWAY)
+
+
+def with_neighbours(
+    rungs: Sequence[Forecast], anatomy: Anatomy, diverged: float | None = None
+) -> list[Forecast]:
     """Rungs, ascending, whose risks take all rates into account.
 
     A rate below one at which a trial blew up has a larger risk. No rate has less risk than a smaller one.
+
+    Args:
+        diverged: learning rate at which the loss diverged in a range test; None without one.
     """
     blown_up = rates_blown_up(rungs)
-    risks = [divergence_risk(rung.optimizer, rung.lr, rung.curve, anatomy, blown_up) for rung in rungs]
+    risks = [
+        divergence_risk(rung.optimizer, rung.lr, rung.curve, anatomy, blown_up, diverged) for rung in rungs
+    ]
     highest = itertools.accumulate((risk or 0.0 for risk in risks), max)
     return [
         rung if risk is None else dataclasses.replace(rung, divergence=most)

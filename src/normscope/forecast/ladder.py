@@ -13,6 +13,7 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
 from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
+from normscope.forecast.range_test import range_test
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
@@ -56,7 +57,8 @@ def forecast_ladder(
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
         refine: steps of a second, longer trial of the rates that may be the best, and of those in doubt
-            around the largest that trains; its forecasts count then. 0 for none.
+            around the largest that trains; its forecasts count then. A range test adds to the risk of
+            divergence. 0 for none.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -72,6 +74,7 @@ def forecast_ladder(
         ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
+            ladder.test_range(longer)
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
@@ -103,6 +106,7 @@ class _Ladder:
 
     Attributes:
         total: number of configs in all, for the progress.
+        diverged: learning rate at which the loss diverged in a range test; None without one.
     """
 
     subject: Subject
@@ -110,10 +114,19 @@ class _Ladder:
     progress: Progress
     total: int
     rungs: list[Forecast] = field(default_factory=list)
+    diverged: float | None = None
 
     def result(self, warmup: Warmup) -> LadderForecast:
-        rungs = tuple(with_neighbours(sorted(self.rungs, key=lambda rung: rung.lr), self.anatomy))
-        return LadderForecast(rungs, largest_rate(rungs), warmup.words, warmup.steps, ramps=warmup.trials)
+        ascending = sorted(self.rungs, key=lambda rung: rung.lr)
+        rungs = tuple(with_neighbours(ascending, self.anatomy, self.diverged))
+        return LadderForecast(
+            rungs,
+            largest_rate(rungs),
+            warmup.words,
+            warmup.steps,
+            ramps=warmup.trials,
+            range_test=self.diverged,
+        )
 
     def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
         """Add a forecast of each of `configs`, which share their steps; `brief` as in `train_copies`."""
@@ -173,6 +186,18 @@ class _Ladder:
             again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
             self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
         self.compare()
+
+    def test_range(self, config: Recipe) -> None:
+        """Find the rate at which the loss diverges in a range test, where a rung has a risk of divergence."""
+        if all(rung.divergence is None for rung in self.rungs):
+            return
+        try:
+            found = range_test(self.subject, config, self.progress)
+        except Exception as error:
+            if not is_model_error(error):
+                raise
+            return
+        self.diverged = None if found is None else found.diverged
 
     @property
     def best_is_lowest(self) -> bool:

@@ -1,8 +1,9 @@
 """Learning-rate range test: one run whose learning rate grows until its loss diverges (arXiv:1506.01186).
 
 Smith raises the learning rate linearly over epochs. The form that is in use, here that of pytorch-lr-finder,
-raises it exponentially to 10 and smooths the loss. The loss has diverged when it is 5 times the lowest, or not
-finite. One run says for all learning rates of a ladder how near they are to that one.
+raises it exponentially to 10 over 100 steps, and smooths the loss. The loss has diverged when it is 5 times the
+lowest, or not finite. The distance to that learning rate is a measure for all learning rates of a ladder, and
+the risk of divergence uses it, see `divergence`. A shorter test smooths over the same share of its steps.
 """
 
 import dataclasses
@@ -20,10 +21,10 @@ from normscope.train import Recipe, Trial, endless, in_flushed_thread, working_c
 
 FIRST, LAST = 1e-7, 10.0
 """Learning rates of the first and of the last step."""
-STEPS = 100
-"""Most steps of a range test."""
-SMOOTHING, DIVERGED = 0.05, 5.0
-"""Weight of a loss in its smoothed one, and multiple of the lowest smoothed loss that has diverged."""
+PUBLISHED, SHORT = 100, 30
+"""Steps of the published test, and of the one in the risk of divergence."""
+SMOOTHING, DIVERGED = 5.0, 5.0
+"""Weight of a loss in its smoothed one, times the steps of the test; multiple of the lowest that has diverged."""
 
 Progress = Callable[[int, int], None]
 
@@ -47,14 +48,15 @@ class Ramp:
         return min(zip(self.losses, self.rates, strict=True))[1]
 
 
-def ramp(loss_and_step: Callable[[float], float], steps: int = STEPS) -> Ramp:
+def ramp(loss_and_step: Callable[[float], float], steps: int = PUBLISHED) -> Ramp:
     """Run the test; `loss_and_step(rate)` gives the loss before the step that it takes at `rate`."""
+    weight = SMOOTHING / steps
     rates: list[float] = []
     losses: list[float] = []
     for i in range(steps):
         rate = FIRST * (LAST / FIRST) ** (i / (steps - 1))
         loss = loss_and_step(rate)
-        smooth = SMOOTHING * loss + (1 - SMOOTHING) * losses[-1] if losses else loss
+        smooth = weight * loss + (1 - weight) * losses[-1] if losses else loss
         if not math.isfinite(smooth) or (losses and smooth > DIVERGED * min(losses)):
             return Ramp(tuple(rates or [rate]), tuple(losses or [math.inf]), rate)
         rates.append(rate)
@@ -62,13 +64,16 @@ def ramp(loss_and_step: Callable[[float], float], steps: int = STEPS) -> Ramp:
     return Ramp(tuple(rates), tuple(losses), rates[-1])
 
 
-def range_test(subject: Subject, recipe: Recipe, progress: Progress | None = None) -> Ramp | None:
+def range_test(
+    subject: Subject, recipe: Recipe, progress: Progress | None = None, *, steps: int = SHORT
+) -> Ramp | None:
     """The range test of a copy of the model, with the optimiser of `recipe` and without a warm-up.
 
     The copy trains in train mode. A model whose copy does not learn is trained itself, and restored.
 
     Args:
         progress: called as `progress(step, steps)` before each step.
+        steps: most steps of the test.
 
     Returns:
         None if no parameter gets a gradient.
@@ -76,14 +81,19 @@ def range_test(subject: Subject, recipe: Recipe, progress: Progress | None = Non
     told = progress or (lambda step, steps: None)
     with untouched(subject.model):
         for in_place in (False, True):
-            found = in_flushed_thread(functools.partial(_run, subject, recipe, told, in_place))
+            found = in_flushed_thread(functools.partial(_run, subject, recipe, steps, told, in_place))
             if found is not None:
                 return found
     return None
 
 
 def _run(
-    subject: Subject, recipe: Recipe, progress: Progress, in_place: bool, checkpoint: Callable[[], None]
+    subject: Subject,
+    recipe: Recipe,
+    steps: int,
+    progress: Progress,
+    in_place: bool,
+    checkpoint: Callable[[], None],
 ) -> Ramp | None:
     """The ramp; None if no parameter gets a gradient in its first step."""
     unit = dataclasses.replace(recipe.at_start().with_warmup(0), lr=1.0)
@@ -105,7 +115,7 @@ def _run(
         def step(rate: float) -> float:
             nonlocal wanted
             checkpoint()
-            progress(trial.step, STEPS)
+            progress(trial.step, steps)
             wanted = rate
             loss = trial.advance()
             if trial.step == 1 and math.isfinite(loss) and all(p.grad is None for p in model.parameters()):
@@ -113,7 +123,7 @@ def _run(
             return loss
 
         try:
-            return ramp(step)
+            return ramp(step, steps)
         except _NothingLearnsError:
             return None
 

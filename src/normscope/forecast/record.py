@@ -207,6 +207,8 @@ class LadderForecast:
         best: the learning rate to use; None for a ladder that was interrupted.
         ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
         at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.
+        range_test: learning rate at which the loss diverged in a range test, the last one (10) where it did
+            not; None where none was made. A part of the risk of divergence.
     """
 
     rungs: tuple[Forecast, ...]
@@ -216,6 +218,7 @@ class LadderForecast:
     best: BestRate | None = None
     ramps: tuple[Forecast, ...] = ()
     at_scale: AtScale | None = None
+    range_test: float | None = None
 
     def same_run(self, forecast: Forecast) -> Forecast | None:
         """The rung of the run of `forecast`; None without one."""
@@ -229,6 +232,7 @@ class LadderForecast:
         more = {
             "ramps": [ramp.to_dict() for ramp in self.ramps],
             "at_scale": None if self.at_scale is None else self.at_scale.to_dict(),
+            "range_test": self.range_test,
         }
         return {"rungs": [rung.to_dict() for rung in self.rungs], **words, "best": best, **more}
 
