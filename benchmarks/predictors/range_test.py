@@ -34,7 +34,7 @@ def steepest(found: Ramp) -> float:
 
 def range_test(setting: Setting) -> list[Prediction]:
     """log₂ of the learning rate over the test's largest one; the optimiser is the recipe's."""
-    found = ramp_of(setting.subject, setting.recipe, steps=PUBLISHED)
+    found = ramp_of(setting.subject, setting.recipe, test=PUBLISHED)
     if found is None:
         raise NotMeasuredError("no parameter gets a gradient")
     cost = Cost(steps=len(found.rates))

@@ -19,14 +19,24 @@ from torch.optim import Optimizer
 from normscope.subjects import Subject, untouched
 from normscope.train import Recipe, Trial, endless, in_flushed_thread, working_copy
 
-FIRST, LAST = 1e-7, 10.0
-"""Learning rates of the first and of the last step."""
-PUBLISHED, SHORT = 100, 30
-"""Steps of the published test, and of the one in the risk of divergence."""
+LAST = 10.0
+"""Learning rate of the last step."""
 SMOOTHING, DIVERGED = 5.0, 5.0
 """Weight of a loss in its smoothed one, times the steps of the test; multiple of the lowest that has diverged."""
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Learning rate of the first step, and number of steps, of a range test."""
+
+    first: float
+    steps: int
+
+
+PUBLISHED, SHORT = Plan(1e-7, 100), Plan(1e-4, 30)
+"""The test of fastai and pytorch-lr-finder, and the one in the risk of divergence."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,13 @@ class Ramp:
         return min(zip(self.losses, self.rates, strict=True))[1]
 
 
-def ramp(loss_and_step: Callable[[float], float], steps: int = PUBLISHED) -> Ramp:
+def ramp(loss_and_step: Callable[[float], float], test: Plan = PUBLISHED) -> Ramp:
     """Run the test; `loss_and_step(rate)` gives the loss before the step that it takes at `rate`."""
-    weight = SMOOTHING / steps
+    weight = SMOOTHING / test.steps
     rates: list[float] = []
     losses: list[float] = []
-    for i in range(steps):
-        rate = FIRST * (LAST / FIRST) ** (i / (steps - 1))
+    for i in range(test.steps):
+        rate = test.first * (LAST / test.first) ** (i / (test.steps - 1))
         loss = loss_and_step(rate)
         smooth = weight * loss + (1 - weight) * losses[-1] if losses else loss
         if not math.isfinite(smooth) or (losses and smooth > DIVERGED * min(losses)):
@@ -65,7 +75,7 @@ def ramp(loss_and_step: Callable[[float], float], steps: int = PUBLISHED) -> Ram
 
 
 def range_test(
-    subject: Subject, recipe: Recipe, progress: Progress | None = None, *, steps: int = SHORT
+    subject: Subject, recipe: Recipe, progress: Progress | None = None, *, test: Plan = SHORT
 ) -> Ramp | None:
     """The range test of a copy of the model, with the optimiser of `recipe` and without a warm-up.
 
@@ -73,7 +83,7 @@ def range_test(
 
     Args:
         progress: called as `progress(step, steps)` before each step.
-        steps: most steps of the test.
+        test: the first learning rate and the steps.
 
     Returns:
         None if no parameter gets a gradient.
@@ -81,7 +91,7 @@ def range_test(
     told = progress or (lambda step, steps: None)
     with untouched(subject.model):
         for in_place in (False, True):
-            found = in_flushed_thread(functools.partial(_run, subject, recipe, steps, told, in_place))
+            found = in_flushed_thread(functools.partial(_run, subject, recipe, test, told, in_place))
             if found is not None:
                 return found
     return None
@@ -90,7 +100,7 @@ def range_test(
 def _run(
     subject: Subject,
     recipe: Recipe,
-    steps: int,
+    test: Plan,
     progress: Progress,
     in_place: bool,
     checkpoint: Callable[[], None],
@@ -115,7 +125,7 @@ def _run(
         def step(rate: float) -> float:
             nonlocal wanted
             checkpoint()
-            progress(trial.step, steps)
+            progress(trial.step, test.steps)
             wanted = rate
             loss = trial.advance()
             if trial.step == 1 and math.isfinite(loss) and all(p.grad is None for p in model.parameters()):
@@ -123,7 +133,7 @@ def _run(
             return loss
 
         try:
-            return ramp(step, steps)
+            return ramp(step, test)
         except _NothingLearnsError:
             return None
 
