@@ -21,7 +21,7 @@ import torch
 from benchmarks.predictors.catalogue import CHEAP, PREDICTORS
 from benchmarks.predictors.cells import Ladder, read
 from benchmarks.predictors.divergence import CRITERIA, PARTS
-from benchmarks.predictors.of_normscope import RISK
+from benchmarks.predictors.of_normscope import REFINED, RISK
 from benchmarks.predictors.scoring import difference, line, scored_cells, table
 from benchmarks.predictors.setting import Cost, NotMeasuredError, Prediction, Setting
 from benchmarks.process import records_of
@@ -73,13 +73,14 @@ def compared(ladders: list[Ladder], rows: list[dict[str, Any]]) -> str:
 
 
 def differences(pairs: Mapping[str, Sequence[tuple[Ladder, Prediction]]]) -> list[str]:
-    """normscope's risk of divergence minus each range test, a line each, where both were measured."""
+    """Each of normscope's risks of divergence minus each range test, a line each, where both were measured."""
     lines = []
     for name in pairs:
-        if name.startswith("range test") and RISK in pairs:
-            found = difference(scored_cells(pairs[RISK]), scored_cells(pairs[name]))
-            value, low, high = (f"{figure:+.3f}" for figure in found)
-            lines.append(f"{RISK} minus {name}: {value} (paired, 95 % interval {low} to {high})")
+        for ours in (RISK, REFINED):
+            if name.startswith("range test") and ours in pairs:
+                found = difference(scored_cells(pairs[ours]), scored_cells(pairs[name]))
+                value, low, high = (f"{figure:+.3f}" for figure in found)
+                lines.append(f"{ours} minus {name}: {value} (paired, 95 % interval {low} to {high})")
     return lines
 
 
@@ -98,8 +99,7 @@ def main() -> None:
     ladders = [
         ladder
         for ladder in read(options.file, options.criterion)
-        if options.only in ladder.name
-        and options.part in ("all", ladder.part)
+        if options.only in ladder.name and options.part in ("all", ladder.part)
     ]
     path = options.scores or options.file.with_suffix(".scores.jsonl")
     cheap = [each.__name__ for each in CHEAP]

@@ -4,7 +4,7 @@ from benchmarks.predictors.baselines import baselines, loss_after_steps
 from benchmarks.predictors.critical_sharpness import critical_sharpness
 from benchmarks.predictors.dyt_saturation import dyt_saturation
 from benchmarks.predictors.gradient_norm import gradient_norm
-from benchmarks.predictors.of_normscope import of_normscope
+from benchmarks.predictors.of_normscope import of_normscope, refined_normscope
 from benchmarks.predictors.range_test import range_test
 from benchmarks.predictors.rksp import rksp
 from benchmarks.predictors.setting import Predictor
@@ -14,5 +14,6 @@ CHEAP: tuple[Predictor, ...] = (baselines, gradient_norm, critical_sharpness, rk
 """Predictors that need no training step."""
 
 PREDICTORS: dict[str, Predictor] = {
-    each.__name__: each for each in (*CHEAP, dyt_saturation, range_test, loss_after_steps, of_normscope)
+    each.__name__: each
+    for each in (*CHEAP, dyt_saturation, range_test, loss_after_steps, of_normscope, refined_normscope)
 }

@@ -1,4 +1,4 @@
-"""normscope's forecast over the ladder as two predictors: of failure, and of divergence."""
+"""normscope's forecast over the ladder as predictors of failure and of divergence, quick and refined."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +11,9 @@ WORST = 3.0
 
 NAME = "normscope's forecast"
 RISK = "normscope's risk of divergence"
+REFINED = "normscope's risk of divergence, refined"
+REFINE = 140
+"""Steps of the longer trials of a refined ladder."""
 RISE = "normscope's trials, largest loss over the first"
 
 
@@ -19,9 +22,25 @@ def of_normscope(setting: Setting) -> list[Prediction]:
     return as_predictions(forecast_of(setting))
 
 
-def forecast_of(setting: Setting) -> LadderForecast:
-    """The forecast of a ladder."""
-    return forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates)
+def refined_normscope(setting: Setting) -> list[Prediction]:
+    """The risk of a ladder with longer trials and a range test, as `check --refine 140` has it."""
+    return [refined_prediction(forecast_of(setting, REFINE))]
+
+
+def refined_prediction(said: LadderForecast) -> Prediction:
+    """The risk of a refined ladder."""
+    risks = [rung.divergence for rung in said.rungs]
+    return Prediction(REFINED, _ranked(said.rungs, risks), _cost(said))
+
+
+def forecast_of(setting: Setting, refine: int = 0) -> LadderForecast:
+    """The forecast of a ladder; `refine` as in `forecast_ladder`."""
+    return forecast_ladder(setting.subject, setting.anatomy, setting.recipe, setting.rates, refine=refine)
+
+
+def _cost(said: LadderForecast) -> Cost:
+    """Training steps of the measured trials, without those that longer ones replaced and a range test."""
+    return Cost(steps=sum(rung.last_step for rung in said.rungs))
 
 
 def as_predictions(said: LadderForecast) -> list[Prediction]:
@@ -31,13 +50,12 @@ def as_predictions(said: LadderForecast) -> list[Prediction]:
     diverges, and therefore does not rank divergence. The risk does. The largest loss is that of the measured
     steps, as it was compared before the forecast had a risk.
     """
-    steps = sum(rung.curve[-1].step for rung in said.rungs if rung.curve)
     best = None if said.best is None else said.best.rate
     risks = [rung.divergence for rung in said.rungs]
     return [
-        Prediction(NAME, tuple(map(_score, said.rungs)), Cost(steps=steps), said.largest_rate, best),
-        Prediction(RISK, _ranked(said.rungs, risks), Cost(steps=steps)),
-        Prediction(RISE, _ranked(said.rungs, list(map(_rise, said.rungs))), Cost(steps=steps)),
+        Prediction(NAME, tuple(map(_score, said.rungs)), _cost(said), said.largest_rate, best),
+        Prediction(RISK, _ranked(said.rungs, risks), _cost(said)),
+        Prediction(RISE, _ranked(said.rungs, list(map(_rise, said.rungs))), _cost(said)),
     ]
 
 

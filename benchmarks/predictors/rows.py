@@ -13,7 +13,16 @@ from benchmarks.predictors.catalogue import CHEAP
 from benchmarks.predictors.cells import Ladder, read
 from benchmarks.predictors.divergence import PARTS
 from benchmarks.predictors.dyt_saturation import dyt_saturation
-from benchmarks.predictors.of_normscope import NAME, RISE, RISK, as_predictions, forecast_of
+from benchmarks.predictors.of_normscope import (
+    NAME,
+    REFINE,
+    REFINED,
+    RISE,
+    RISK,
+    as_predictions,
+    forecast_of,
+    refined_prediction,
+)
 from benchmarks.predictors.range_test import range_test
 from benchmarks.predictors.scoring import Line, line
 from benchmarks.predictors.setting import NotMeasuredError, Prediction, Predictor
@@ -30,6 +39,9 @@ DIVERGENCE = Path(__file__).with_name("divergence_truth.jsonl")
 QUESTIONS = {"start": "divergence, above the start", "paper": "divergence, as published"}
 """The criteria of divergence in words."""
 
+OURS = (NAME, RISE, RISK, REFINED)
+"""Predictions of normscope's own."""
+
 Pairs = dict[str, list[tuple[Ladder, Prediction]]]
 """Ladders and their predictions, by predictor."""
 
@@ -37,7 +49,7 @@ Pairs = dict[str, list[tuple[Ladder, Prediction]]]
 def divergence_rows() -> list[Row]:
     """Rows of both criteria of divergence, for each part of the ladders of `DIVERGENCE`.
 
-    Every ladder is forecast now.
+    Every ladder is forecast now, and refined too where it is held out.
     """
     ladders = read(DIVERGENCE)
     rows: list[Row] = []
@@ -46,13 +58,15 @@ def divergence_rows() -> list[Row]:
         if not chosen:
             continue
         pairs, missing = predicted([(each, forecast_of(each.make())) for each in chosen])
+        if part != "set-on":
+            pairs[REFINED] = [(each, refined_prediction(forecast_of(each.make(), REFINE))) for each in chosen]
         for criterion, question in QUESTIONS.items():
             judged = {each.name: each for each in read(DIVERGENCE, criterion)}
             again = {
                 name: [(judged[ladder.name], prediction) for ladder, prediction in found]
                 for name, found in pairs.items()
             }
-            rows += _rows(again, f"{question}, {part} ladders", RISK)
+            rows += _rows(again, f"{question}, {part} ladders", RISK, REFINED)
         rows += _gaps(missing, f"divergence, {part} ladders")
     return rows
 
@@ -96,14 +110,12 @@ def _gaps(missing: Mapping[str, Sequence[str]], failure: str) -> list[Row]:
     ]
 
 
-def _rows(pairs: Pairs, failure: str, ours: str) -> list[Row]:
+def _rows(pairs: Pairs, failure: str, *ours: str) -> list[Row]:
     """A row for each predictor; the target of `ours` is the best of the others."""
     lines = [line(name, measured) for name, measured in pairs.items()]
-    others = [
-        each.auroc for each in lines if each.name not in (NAME, RISE, RISK) and not math.isnan(each.auroc)
-    ]
+    others = [each.auroc for each in lines if each.name not in OURS and not math.isnan(each.auroc)]
     target = f"≥ {max(others):.3f}, the best of the others" if others else ""
-    return [_row(each, pairs[each.name], failure, target if each.name == ours else "") for each in lines]
+    return [_row(each, pairs[each.name], failure, target if each.name in ours else "") for each in lines]
 
 
 def _row(each: Line, pairs: Sequence[tuple[Ladder, Prediction]], failure: str, target: str) -> Row:

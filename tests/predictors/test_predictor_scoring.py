@@ -269,7 +269,7 @@ def test_the_fit_of_the_risk_is_at_its_minimum_and_leaves_whole_ladders_out() ->
     pull = x_NF.T @ (1 / (1 + np.exp(-x_NF @ weights)) - y_N) + risk.RIDGE * np.array([0, *weights[1:]])
     assert np.abs(pull).max() < 1e-3
     ladders = ["a"] * 20 + ["b"] * 20
-    odds = risk.left_out(x_NF, y_N, ladders)
+    odds = risk.left_out(x_NF, x_NF, y_N, ladders)
     assert odds[:20] == pytest.approx(x_NF[:20] @ risk.fitted(x_NF[20:], y_N[20:]))
 
 

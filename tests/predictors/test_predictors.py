@@ -18,7 +18,7 @@ from benchmarks.predictors.setting import BROKEN, NotMeasuredError, Setting
 from benchmarks.predictors.sharpness import sharpness
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast, LadderForecast
-from normscope.forecast.range_test import Plan, ramp
+from normscope.forecast.range_test import RampPlan, ramp
 from normscope.forecast.record import ForecastStep
 from normscope.subjects import load, make_subject
 from normscope.train import Recipe, Trial, endless
@@ -131,7 +131,7 @@ def test_the_range_test_of_gradient_descent_on_a_quadratic() -> None:
         weight *= 1 - rate * curvature
         return loss
 
-    found = ramp(step, Plan(1e-7, 200))
+    found = ramp(step, RampPlan(1e-7, 200))
     assert 2 / curvature <= found.turns < found.diverged < 1
     assert steepest(found) < found.turns
     assert found.losses[1] == pytest.approx(0.025 * 10 * (1 - 1e-7 * 20) ** 2 + 0.975 * 10)

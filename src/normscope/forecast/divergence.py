@@ -30,8 +30,8 @@ BLOWN_UP_RISE = 1.5
 REACH = 1.0
 """Factors of ten in the learning rate over which a trial that blew up raises the risk of smaller rates."""
 RANGE_TEST = (5.1, 4.2)
-"""Log-odds from the range test `SHORT`: intercept, and weight of the logarithm of the learning rate over the one
-at which the loss diverged. `benchmarks.predictors.risk` fitted them on 328 cells of 82 ladders."""
+"""Log-odds from the range test `SHORT`: intercept, and weight of the logarithm of the learning rate over the
+one at which the loss diverged. `benchmarks.predictors.risk` fitted them on 328 cells of 82 ladders."""
 AWAY = (-3.0, 1.0)
 """Limits of that logarithm."""
 OPTIMIZERS = ("adam", "adamw")

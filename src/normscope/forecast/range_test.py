@@ -1,9 +1,9 @@
 """Learning-rate range test: one run whose learning rate grows until its loss diverges (arXiv:1506.01186).
 
 Smith raises the learning rate linearly over epochs. The form that is in use, here that of pytorch-lr-finder,
-raises it exponentially to 10 over 100 steps, and smooths the loss. The loss has diverged when it is 5 times the
-lowest, or not finite. The distance to that learning rate is a measure for all learning rates of a ladder, and
-the risk of divergence uses it, see `divergence`. A shorter test smooths over the same share of its steps.
+raises it exponentially to 10 over 100 steps, and smooths the loss. The loss has diverged when it is 5 times
+the lowest, or not finite. The distance to that learning rate is a measure for all learning rates of a ladder,
+and the risk of divergence uses it, see `divergence`. A shorter test smooths over the same share of its steps.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from normscope.train import Recipe, Trial, endless, in_flushed_thread, working_c
 LAST = 10.0
 """Learning rate of the last step."""
 SMOOTHING, DIVERGED = 5.0, 5.0
-"""Weight of a loss in its smoothed one, times the steps of the test; multiple of the lowest that has diverged."""
+"""Weight of a loss in its smoothed one, times the steps; multiple of the lowest that has diverged."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RampPlan:
     """Learning rate of the first step, and number of steps, of a range test."""
 
     first: float
     steps: int
 
 
-PUBLISHED, SHORT = Plan(1e-7, 100), Plan(1e-4, 30)
+PUBLISHED, SHORT = RampPlan(1e-7, 100), RampPlan(1e-4, 30)
 """The test of fastai and pytorch-lr-finder, and the one in the risk of divergence."""
 
 
@@ -58,7 +58,7 @@ class Ramp:
         return min(zip(self.losses, self.rates, strict=True))[1]
 
 
-def ramp(loss_and_step: Callable[[float], float], test: Plan = PUBLISHED) -> Ramp:
+def ramp(loss_and_step: Callable[[float], float], test: RampPlan = PUBLISHED) -> Ramp:
     """Run the test; `loss_and_step(rate)` gives the loss before the step that it takes at `rate`."""
     weight = SMOOTHING / test.steps
     rates: list[float] = []
@@ -75,11 +75,12 @@ def ramp(loss_and_step: Callable[[float], float], test: Plan = PUBLISHED) -> Ram
 
 
 def range_test(
-    subject: Subject, recipe: Recipe, progress: Progress | None = None, *, test: Plan = SHORT
+    subject: Subject, recipe: Recipe, progress: Progress | None = None, *, test: RampPlan = SHORT
 ) -> Ramp | None:
     """The range test of a copy of the model, with the optimiser of `recipe` and without a warm-up.
 
-    The copy trains in train mode. A model whose copy does not learn is trained itself, and restored.
+    A model given in eval mode trains in train mode. A model whose copy does not learn is trained itself, and
+    restored.
 
     Args:
         progress: called as `progress(step, steps)` before each step.
@@ -100,7 +101,7 @@ def range_test(
 def _run(
     subject: Subject,
     recipe: Recipe,
-    test: Plan,
+    test: RampPlan,
     progress: Progress,
     in_place: bool,
     checkpoint: Callable[[], None],
@@ -109,7 +110,8 @@ def _run(
     unit = dataclasses.replace(recipe.at_start().with_warmup(0), lr=1.0)
     unit = dataclasses.replace(unit, schedule="constant", decay_steps=None, run_steps=None)
     with working_copy(subject.model, in_place=in_place) as model:
-        model.train()
+        if not subject.model.training:
+            model.train()
         torch.manual_seed(recipe.seed)
         trial = Trial(model, endless(subject.batches), lambda model, batch: subject.loss(batch, model), unit)
         wanted = 0.0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
+from normscope.forecast.range_test import LAST
 from normscope.forecast.rule import LONG
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
@@ -80,9 +81,23 @@ def near_limit_in_words(ladder: LadderForecast) -> str:
     return f"outcome and probability differ at {', '.join(rates)}: {NEAR_LIMIT}" if rates else ""
 
 
+def range_test_in_words(ladder: LadderForecast) -> str:
+    """The learning rate at which the loss diverged in the range test; "" without one."""
+    if ladder.range_test is None:
+        return ""
+    if ladder.range_test >= LAST:
+        return f"in a range test the loss did not diverge below learning rate {LAST:g}"
+    return f"in a range test the loss diverged at learning rate {ladder.range_test:.2g}"
+
+
 def ladder_sentences(trial: Forecast | None, ladder: LadderForecast) -> list[str]:
     """The largest rate that trains; then what seems to contradict, where something does, and why."""
-    said = (ladder_words(ladder), other_trial_in_words(trial, ladder), near_limit_in_words(ladder))
+    said = (
+        ladder_words(ladder),
+        other_trial_in_words(trial, ladder),
+        near_limit_in_words(ladder),
+        range_test_in_words(ladder),
+    )
     return [words for words in said if words]
 
 

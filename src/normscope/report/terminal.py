@@ -29,6 +29,7 @@ from normscope.report.rescue import (
     ladder_words,
     near_limit_in_words,
     other_trial_in_words,
+    range_test_in_words,
     rate_to_use,
     rates_at_scale,
     remedies_table,
@@ -150,6 +151,9 @@ def _tried(report: Report) -> Iterator[RenderableType]:
             if words := near_limit_in_words(report.ladder):
                 yield Text("")
                 yield labelled("limit", words)
+            if words := range_test_in_words(report.ladder):
+                yield Text("")
+                yield labelled("range", words)
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
