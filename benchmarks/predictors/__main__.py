@@ -73,7 +73,7 @@ def compared(ladders: list[Ladder], rows: list[dict[str, Any]]) -> str:
 
 
 def differences(pairs: Mapping[str, Sequence[tuple[Ladder, Prediction]]]) -> list[str]:
-    """Each of normscope's risks of divergence minus each range test, a line each, where both were measured."""
+    """Each of normscope's risks of divergence minus each range test, a line for each pair."""
     lines = []
     for name in pairs:
         for ours in (RISK, REFINED):

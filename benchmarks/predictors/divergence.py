@@ -52,8 +52,8 @@ class Case:
 
     Attributes:
         task: "text" is the standard library's source, "licences" and "help" are the texts of
-            `forecast_cells`, "arrays" is the source of NumPy's `numpy.lib`, "recall" asks for one of `pairs` in
-            `batch` sequences.
+            `forecast_cells`, "arrays" is the source of NumPy's `numpy.lib`, "recall" asks for one of `pairs`
+            in `batch` sequences.
         held_out: whether the rule of the risk was fixed before the case's runs were seen.
         last: whether it is one of the held-out cases that were fixed last.
     """

@@ -73,6 +73,9 @@ def test_a_loss_has_diverged_at_five_times_the_lowest_smoothed_one_or_if_it_is_n
         losses = iter([1.0, 1.0, jump, *[1.0] * plan.steps])
         found = ramp(lambda rate, losses=losses: next(losses), plan)
         assert (len(found.rates) == 2) == ends
+    losses = iter([10.0, *[1.0] * (plan.steps - 3), 300.0, 1.0])
+    found = ramp(lambda rate: next(losses), plan)
+    assert len(found.rates) == plan.steps - 2, "the lowest, not the first"
     for broken in (math.inf, math.nan):
         found = ramp(lambda rate, broken=broken: broken if rate > 1e-2 else 1.0, plan)
         assert 1e-2 < found.diverged < 1e-2 * (LAST / plan.first) ** (1 / (plan.steps - 1))
