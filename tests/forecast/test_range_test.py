@@ -110,6 +110,15 @@ def test_neither_the_rate_of_the_recipe_nor_its_warmup_and_schedule_matter() -> 
     assert range_test(subject, Recipe(seed=1)) != plain, "dropout"
 
 
+def test_a_model_in_eval_mode_is_tested_in_train_mode() -> None:
+    model = Tiny(depth=1)
+    assert model.training
+    found = range_test(subject_of(model), Recipe())
+    assert range_test(subject_of(model.eval()), Recipe()) == found, "dropout"
+    model.train().encoder.eval()
+    assert range_test(subject_of(model), Recipe()) != found, "parts keep their own mode"
+
+
 def test_a_users_optimizer_is_ramped_from_a_copy() -> None:
     model = Tiny(depth=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
