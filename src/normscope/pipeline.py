@@ -189,7 +189,8 @@ def check(
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
         refine: steps over which the best of these rates are tried again, and those in doubt around the
-            largest that trains; 0 for none. 140 name better rates.
+            largest that trains; 0 for none. 140 name better rates. A range test then adds to the risk of
+            divergence.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
         quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
