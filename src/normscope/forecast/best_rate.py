@@ -29,15 +29,16 @@ CANDIDATES = 4
 better (31 ladders that are not held out)."""
 
 
-def best_rate(rungs: Sequence[Forecast]) -> BestRate:
+def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
     """The rate to use, its range, and why there is none where there is none.
 
     A trial that was stopped half-way, see `stopping`, is no candidate.
 
     Args:
         rungs: forecasts of one model at several rates, with the same warm-up.
+        refined: steps of the longer trials that count; 0 for the longest there are.
     """
-    ends = _ends(rungs)
+    ends = _ends(rungs, refined) or _ends(rungs)
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
@@ -58,11 +59,11 @@ def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     return [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
 
 
-def _ends(rungs: Sequence[Forecast]) -> list[tuple[Forecast, float]]:
+def _ends(rungs: Sequence[Forecast], steps: int = 0) -> list[tuple[Forecast, float]]:
     """The rungs that do not fail and have a whole trial, each with its predicted loss; by learning rate."""
     healthy = [r for r in rungs if r.curve and (r.trains or r.outcome in ("slow", "undecided"))]
-    longest = max((rung.curve[-1].step for rung in healthy), default=0)
-    whole = sorted((r for r in healthy if 4 * r.curve[-1].step > 3 * longest), key=lambda rung: rung.lr)
+    longest = steps or max((rung.last_step for rung in healthy), default=0)
+    whole = sorted((r for r in healthy if 4 * r.last_step > 3 * longest), key=lambda rung: rung.lr)
     return [(rung, end) for rung in whole if (end := end_loss(rung)) is not None]
 
 

@@ -23,7 +23,7 @@ from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import hides_targets
-from normscope.train import Recipe, in_flushed_thread
+from normscope.train import CRITERION_STEPS, Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
 
@@ -55,8 +55,8 @@ def forecast_ladder(
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
-        refine: steps of a second, longer trial of the rates that may be the best, and of those in doubt
-            around the largest that trains; its forecasts count then. 0 for none.
+        refine: steps of a second, longer trial of the rates that may be the best, whose forecasts count
+            then; those in doubt around the largest rate that trains are tried over a whole run. 0 for none.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -74,10 +74,8 @@ def forecast_ladder(
             ladder.refine(dataclasses.replace(longer, steps=refine))
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
-        tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
-        words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
-        raise LadderInterrupted(ladder.result(Warmup(words, None))) from stop
-    best = with_warmup(best_rate(ladder.rungs), warmup)
+        raise LadderInterrupted(ladder.interrupted(refine)) from stop
+    best = with_warmup(best_rate(ladder.rungs, refine), warmup)
     larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
     return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
 
@@ -115,6 +113,15 @@ class _Ladder:
         rungs = tuple(with_neighbours(sorted(self.rungs, key=lambda rung: rung.lr), self.anatomy))
         return LadderForecast(rungs, largest_rate(rungs), warmup.words, warmup.steps, ramps=warmup.trials)
 
+    def interrupted(self, refine: int) -> LadderForecast:
+        """The result after Ctrl-C; it names a rate to use if all rates were tried once."""
+        tried = sum(rung.outcome != "not measured" for rung in self.rungs)
+        found = self.result(
+            Warmup(f"not tried: interrupted after {tried} of {self.total} learning rates", None)
+        )
+        is_all = tried == self.total
+        return dataclasses.replace(found, best=best_rate(self.rungs, refine)) if is_all else found
+
     def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
         """Add a forecast of each of `configs`, which share their steps; `brief` as in `train_copies`."""
         size, before = self.replicas(configs), len(self.rungs)
@@ -151,15 +158,15 @@ class _Ladder:
         self.rungs = [compared(rung, self.rungs) for rung in self.rungs]
 
     def refine(self, config: Recipe) -> None:
-        """Try again, over `config.steps` steps, the best rates and those that decide the largest one."""
-        best = candidates(self.rungs)
-        self.try_again(config, best)
-        tried = [rung.lr for rung in best]
-        for _ in range(MOST_AGAIN):
-            rung = in_doubt(self.rungs, tried)
-            if rung is None:
-                break
-            self.try_again(config, [rung])
+        """Try again the best rates over `config.steps` steps; then those in doubt over a whole run.
+
+        The latter are tried one after the other, because each may move what decides the largest rate.
+        """
+        self.try_again(config, candidates(self.rungs))
+        whole = dataclasses.replace(config, steps=max(config.steps, CRITERION_STEPS))
+        tried: list[float] = []
+        while len(tried) < MOST_AGAIN and (rung := in_doubt(self.rungs, tried)) is not None:
+            self.try_again(whole, [rung])
             tried.append(rung.lr)
 
     def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:

@@ -204,7 +204,7 @@ class LadderForecast:
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
         warmup_steps: the shortest that helped in its trial, a lower bound; 0 where no warm-up is needed, None
             where none helped or none was tried.
-        best: the learning rate to use; None for a ladder that was interrupted.
+        best: the learning rate to use; None for a ladder that was interrupted before all rates were tried.
         ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
         at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.
     """

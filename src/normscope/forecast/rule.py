@@ -2,8 +2,8 @@
 
 A run trains if three margins are above zero. *Pace*: the loss falls towards the unigram entropy fast enough
 for 300 steps. *Life*: tokens still differ at the stack's output. *Pull*: batches agree on separating them
-further. The smallest margin is the score. docs/forecast.md names the runs that set the thresholds, and those
-that tested them.
+further. The smallest margin is the score. A trial as long as a run is judged by the loss at its end alone.
+docs/forecast.md names the runs that set the thresholds, and those that tested them.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.train import CRITERION_STEPS
 
 EXTENSION = 5  # further steps of an undecided trial, once
 WORSE = 1.5  # loss over the first loss from which the run diverges
@@ -39,12 +40,17 @@ DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome, its reason as a sentence, whether a few more steps may decide it, and the score."""
+    """An outcome, its reason as a sentence, whether a few more steps may decide it, and the score.
+
+    Attributes:
+        is_whole: whether the trial was as long as the run, so that its own loss decided.
+    """
 
     outcome: Outcome
     reason: str
     in_doubt: bool = False
     score: float | None = None
+    is_whole: bool = False
 
     @property
     def failed(self) -> bool:
@@ -85,6 +91,23 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
+    found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
+    if last.step < CRITERION_STEPS or baseline is None or last.recent_loss is None:
+        return found
+    return _by_run(found, curve, baseline, unit, _baseline_name(tokens))
+
+
+def _by_trial(
+    curve: Sequence[ForecastStep],
+    baseline: float | None,
+    unit: float,
+    tokens: bool,
+    hidden: bool,
+    warmup: int,
+    ahead: float | None,
+) -> Decision:
+    """Decide a run that has not diverged from the margins of its first steps."""
+    last = curve[-1]
     margins = _margins(curve, baseline, unit, tokens, warmup, ahead)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
@@ -100,6 +123,34 @@ def decide(
     if hidden and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
+
+
+def _by_run(
+    found: Decision, curve: Sequence[ForecastStep], baseline: float, unit: float, name: str
+) -> Decision:
+    """Decide a trial that is as long as a run by its mean loss at the end, as `train.trains` does.
+
+    Args:
+        found: the decision from the margins; it names the kind of a failure.
+    """
+    last, half = curve[-1], half_way(curve)
+    assert last.recent_loss is not None
+    under = baseline - last.recent_loss
+    said = f"the mean loss of the last batches is {last.recent_loss:.4g} after {last.step} steps"
+    score = min(-WORST, max(WORST, under / unit - LEARNT))
+    if score >= 0:
+        return Decision("trains", f"{said}, under the {name}, {baseline:.4g}", score=score, is_whole=True)
+    if found.failed:
+        return Decision(found.outcome, f"{found.reason}; {said}", score=score, is_whole=True)
+    said += f", not {LEARNT * unit:.2g} under the {name}, {baseline:.4g}"
+    has_stopped = half.recent_loss is not None and half.recent_loss - last.recent_loss < LEARNT * unit
+    stuck = has_stopped and under > -LEARNT * unit
+    return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
+
+
+def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
+    """The measurement nearest to half of the trial's steps."""
+    return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))
 
 
 def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
@@ -178,7 +229,7 @@ def rise(
     A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
     """
     last = curve[-1]
-    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
+    half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None:
         return None
     risen, above = last.recent_loss - half.recent_loss, last.recent_loss - baseline
@@ -195,7 +246,7 @@ def pace(
     or has come near it.
     """
     first, last = curve[0], curve[-1]
-    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
+    half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
     losses = (first.loss, half.recent_loss, last.recent_loss)
