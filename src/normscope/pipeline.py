@@ -17,6 +17,7 @@ from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
 from normscope.errors import UsageError, describe
 from normscope.forecast import (
     LADDER_STEPS,
+    REFINED_STEPS,
     Forecast,
     ForecastInterrupted,
     LadderForecast,
@@ -49,6 +50,7 @@ from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
+from normscope.subjects.feed import repeated_after
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.timing import timed
 from normscope.train import Recipe, described
@@ -82,7 +84,7 @@ class Check:
     ignore: tuple[str, ...]
     rates: tuple[float, ...]
     try_remedies: bool
-    refine: int = 0
+    refine: int | None = None
     anatomy: Anatomy = NOTHING_READ
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
@@ -156,7 +158,7 @@ def check(
     precision: str | None = None,
     steps: int = 20,
     forecast_rates: Iterable[float] = (),
-    refine: int = 0,
+    refine: int | None = None,
     try_remedies: bool = False,
     budget: str = "standard",
     quantise: str | Iterable[str] = (),
@@ -188,8 +190,9 @@ def check(
         precision: "float32" (the default), or autocast to "bfloat16" or "float16".
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
-        refine: steps over which the best of these rates are tried again, and those in doubt around the
-            largest that trains; 0 for none. 140 name better rates.
+        refine: steps over which the best of these rates are tried again; those in doubt around the largest
+            that trains are tried over 300. 0 for none of both; 140 by default, unless the first trials repeat
+            your batches or are as long already.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
         quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
@@ -279,14 +282,14 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
 
 
-def _require_longer(refine: int, steps: int, rates: Sequence[float]) -> None:
+def _require_longer(refine: int | None, steps: int, rates: Sequence[float]) -> None:
     """Raise UsageError if a second trial of the best of `rates` is not longer than the first of `steps`."""
     first = max(steps, LADDER_STEPS)
     if refine and not rates:
         raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
     if refine and refine <= first:
         what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
-        raise UsageError(what, wanted, "use 140")
+        raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
 def _keep(run: Check, stop: KeyboardInterrupt) -> None:
@@ -397,7 +400,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
     elif run.rates:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
-            run.ladder = forecast_ladder(*given, run.rates, told, refine=run.refine)
+            again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
+            run.ladder = forecast_ladder(*given, run.rates, told, refine=_longer_trials(run), again=again)
         run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
     if run.try_remedies:
         done += bool(run.rates)
@@ -408,6 +412,29 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
+
+
+def _longer_trials(run: Check) -> int:
+    """Steps over which the best rates are tried again, 0 for none.
+
+    By default there are none where the first trials repeat the user's batches: a longer one would only show
+    that they can be learnt by heart. A note says so.
+    """
+    first = max(run.config.steps, LADDER_STEPS)
+    if run.refine is not None or run.is_script or first >= REFINED_STEPS:
+        return run.refine or 0
+    try:
+        period = repeated_after(run.subject.batches, first) if run.subject.has_own_batches else None
+    except Exception:  # the user's batches may raise anything; the trials draw the same and report it
+        return REFINED_STEPS
+    if period is None:
+        return REFINED_STEPS
+    given = "the one batch" if period == 1 else f"the {period} batches"
+    run.notes.append(
+        f"no learning rate was tried over more than {first} steps, because {given} would be repeated and "
+        f"learnt by heart; give {first} batches or more, or ask for it with --refine {REFINED_STEPS}"
+    )
+    return 0
 
 
 def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:
@@ -424,6 +451,11 @@ def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> 
 def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:
     """Begin a stage; return the `progress(step, steps)` of its trial."""
     progress(stage, done)
+    return _counting(progress, stage, done)
+
+
+def _counting(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:
+    """The `progress(step, steps)` of a stage."""
     return lambda step, steps: progress(f"{stage}, step {step} of {steps}", done)
 
 

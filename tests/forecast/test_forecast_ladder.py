@@ -118,6 +118,7 @@ def test_an_interrupted_second_trial_leaves_the_first(monkeypatch: pytest.Monkey
         _refined()
     assert [rung.steps for rung in stop.value.ladder.rungs] == [STEPS, STEPS]
     assert all(rung.outcome != "not measured" for rung in stop.value.ladder.rungs)
+    assert stop.value.ladder.best == best_rate(stop.value.ladder.rungs), "all rates were tried once"
 
 
 def _refined():

@@ -55,7 +55,12 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
 
 
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
-    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses."""
+    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses.
+
+    There are none where no rate can be named, however long the trials: without a loss to beat.
+    """
+    if not any(rung.trains or rung.baseline.loss is not None for rung in rungs):
+        return []
     return [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
 
 

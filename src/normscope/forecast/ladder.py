@@ -26,6 +26,8 @@ from normscope.subjects.targets import hides_targets
 from normscope.train import CRITERION_STEPS, Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
+REFINED_STEPS = 140
+"""Steps over which the best rates are tried again, unless said otherwise; see docs/forecast.md."""
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""
@@ -45,6 +47,7 @@ def forecast_ladder(
     progress: Progress | None = None,
     *,
     refine: int = 0,
+    again: Progress | None = None,
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
@@ -57,6 +60,7 @@ def forecast_ladder(
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
         refine: steps of a second, longer trial of the rates that may be the best, whose forecasts count
             then; those in doubt around the largest rate that trains are tried over a whole run. 0 for none.
+        again: called like `progress` over the steps of longer trials; `progress` itself by default.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -64,7 +68,8 @@ def forecast_ladder(
     """
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
     configs = _at_rates(longer, rates)
-    ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None), len(configs))
+    progress = progress or (lambda step, steps: None)
+    ladder = _Ladder(subject, anatomy, progress, len(configs), again or progress)
     low = [config for config in configs if config.lr <= LOW * configs[-1].lr]
     try:
         ladder.try_all(configs[len(low) :])
@@ -101,12 +106,14 @@ class _Ladder:
 
     Attributes:
         total: number of configs in all, for the progress.
+        again: progress of longer trials.
     """
 
     subject: Subject
     anatomy: Anatomy
     progress: Progress
     total: int
+    again: Progress = lambda step, steps: None
     rungs: list[Forecast] = field(default_factory=list)
 
     def result(self, warmup: Warmup) -> LadderForecast:
@@ -173,7 +180,7 @@ class _Ladder:
         """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each."""
         if not rungs:
             return
-        longer = _Ladder(self.subject, self.anatomy, self.progress, len(rungs))
+        longer = _Ladder(self.subject, self.anatomy, self.again, len(rungs), self.again)
         try:
             longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
         finally:  # Ctrl-C leaves the first forecasts of rates that were not tried again

@@ -230,6 +230,14 @@ def fingerprint(batches: Iterable[Batch]) -> str:
     return digest.hexdigest()
 
 
+def repeated_after(batches: Batches, most: int) -> int | None:
+    """Number of batches after which the first one comes again; None if it does not within `most`."""
+    seen = [fingerprint([batch]) for batch in itertools.islice(batches(), most)]
+    if seen[0] in seen[1:]:
+        return seen.index(seen[0], 1)
+    return len(seen) if len(seen) < most else None
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """`batch` with `function` applied to each tensor in it, in tuples, lists and mappings."""
     if isinstance(batch, Tensor):
