@@ -1,6 +1,6 @@
 """Remedies against truth on other data than bytes: rank them on each failing run, and train the first-ranked.
 
-    python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out, fresh; forecasts each remedy
+    python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out, fresh; forecasts all
     python -m benchmarks.remedies_regimes_grid train --part seen       # trains by rank until one rescues
     python -m benchmarks.remedies_regimes_grid both --part seen        # does both, one run after another
     python -m benchmarks.remedies_regimes_grid train NAME … --part seen --only WORD   # trains these remedies
