@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from normscope.forecast.best_rate import end_loss
 from normscope.forecast.record import Forecast
 
-MOST_AGAIN = 6
+MOST_AGAIN = 4
 """Most rungs around the largest rate that are tried again, over a whole run."""
 
 
