@@ -1,6 +1,7 @@
 """The pipeline from a Subject to a Report: anatomy, probes, forecast, findings."""
 
 import dataclasses
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouc
 from normscope.subjects.feed import repeated_after
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.timing import timed
-from normscope.train import Recipe, described
+from normscope.train import CRITERION_STEPS, Recipe, described
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
@@ -191,8 +192,8 @@ def check(
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
         refine: steps over which the best of these rates are tried again; those in doubt around the largest
-            that trains are tried over 300. 0 for none of both; 140 by default, unless the first trials repeat
-            your batches or are as long already.
+            that trains are tried over 300. 0 for none of both; 140 by default, as far as your batches do not
+            repeat by then and the run is as long.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
         quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
@@ -401,7 +402,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            run.ladder = forecast_ladder(*given, run.rates, told, refine=_longer_trials(run), again=again)
+            run.ladder = forecast_ladder(*given, run.rates, told, again=again, **_longer_trials(run))
+        run.notes.extend(run.ladder.notes)
         run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
     if run.try_remedies:
         done += bool(run.rates)
@@ -414,27 +416,45 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
             )
 
 
-def _longer_trials(run: Check) -> int:
-    """Steps over which the best rates are tried again, 0 for none.
+def _longer_trials(run: Check) -> dict[str, Any]:
+    """`refine` and `whole` of `forecast_ladder`.
 
-    By default there are none where the first trials repeat the user's batches: a longer one would only show
-    that they can be learnt by heart. A note says so.
+    By default a longer trial is left out where it would go beyond the run, or repeat the user's batches: it
+    would only show that they can be learnt by heart. A note says so.
     """
-    first = max(run.config.steps, LADDER_STEPS)
-    if run.refine is not None or run.is_script or first >= REFINED_STEPS:
-        return run.refine or 0
-    try:
-        period = repeated_after(run.subject.batches, first) if run.subject.has_own_batches else None
-    except Exception:  # the user's batches may raise anything; the trials draw the same and report it
-        return REFINED_STEPS
-    if period is None:
-        return REFINED_STEPS
+    first, longest = max(run.config.steps, LADDER_STEPS), run.config.run_steps or CRITERION_STEPS
+    if run.is_script or run.refine == 0:
+        return {"refine": 0, "whole": False}
+    if run.refine is not None:
+        return {"refine": run.refine, "whole": longest >= CRITERION_STEPS}
+    period = _period(run.subject, CRITERION_STEPS * run.config.accumulation)
+    different = math.inf if period is None else period / run.config.accumulation
+    wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
+    left = [steps for steps in wanted if steps <= min(longest, different)]
+    if period is not None and different < max(wanted, default=0):
+        run.notes.append(_too_few(period, min(set(wanted) - set(left)), run.config.accumulation))
+    return {"refine": REFINED_STEPS if REFINED_STEPS in left else 0, "whole": CRITERION_STEPS in left}
+
+
+def _too_few(period: int, steps: int, accumulation: int) -> str:
+    """Why no longer trial was made."""
     given = "the one batch" if period == 1 else f"the {period} batches"
-    run.notes.append(
-        f"no learning rate was tried over more than {first} steps, because {given} would be repeated and "
-        f"learnt by heart; give {first} batches or more, or ask for it with --refine {REFINED_STEPS}"
+    return (
+        f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
+        f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
     )
-    return 0
+
+
+def _period(subject: Subject, most: int) -> int | None:
+    """Number of the user's batches after which they repeat; None if they do not within `most`."""
+    if not subject.has_own_batches:
+        return None
+    try:
+        return repeated_after(subject.batches, most)
+    except Exception as error:  # batches may raise anything; a trial that draws as many reports it
+        if is_out_of_memory(error):
+            raise
+        return None
 
 
 def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:

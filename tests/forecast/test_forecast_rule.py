@@ -1,5 +1,6 @@
 """Tests of the rule that decides a forecast: measured states, synthetic curves, both sides of thresholds."""
 
+import dataclasses
 import math
 import random
 
@@ -255,12 +256,13 @@ def test_a_trial_as_long_as_a_run_is_judged_by_its_last_losses_alone(
         found = decide(whole_run(last, half, diversity=diversity), 3.0, tokens=tokens, hidden=hidden)
         assert (found.outcome == "trains") == trains([last] * CRITERION_STEPS, 3.0)
         assert found.is_whole
+        assert not (hidden and found.outcome == "plateau"), "a masked model leaves the entropy later"
         assert found.score == pytest.approx(3.0 - MARGIN - last)
         assert found.outcome != "undecided"
 
 
 def test_the_unit_of_a_squared_error_scales_what_a_whole_run_must_get_under() -> None:
-    for last, outcome in ((0.44, "trains"), (0.46, "plateau")):
+    for last, outcome in ((0.44, "trains"), (0.46, "slow"), (0.495, "plateau")):
         assert decide(whole_run(last, last), 0.5, unit=0.5, tokens=False).outcome == outcome
 
 
@@ -270,12 +272,25 @@ def test_the_unit_of_a_squared_error_scales_what_a_whole_run_must_get_under() ->
         (3.0, 3.05, "plateau"),  # at the entropy, and no longer falling
         (3.0, 3.4, "slow"),  # at the entropy, on its way down
         (4.0, 4.05, "slow"),  # far above it, however slowly it falls
+        (2.92, 2.95, "slow"),  # under it, so that it uses its input
     ],
 )
 def test_a_whole_run_that_does_not_train_is_stuck_at_the_entropy_or_slow(
     last: float, half: float, outcome: str
 ) -> None:
     assert decide(whole_run(last, half), 3.0).outcome == outcome
+
+
+def test_the_loss_of_a_whole_run_is_said_once() -> None:
+    for tokens in (True, False):
+        for last in (2.5, 2.99, 3.05, 3.5):
+            said = decide(whole_run(last, last), 3.0, tokens=tokens).reason
+            assert said.count("the mean loss of the last batches") == 1
+
+
+def test_a_mean_loss_that_is_not_known_decides_no_whole_run() -> None:
+    last = dataclasses.replace(whole_run(2.5, 2.6)[-1], recent_loss=math.nan)
+    assert not decide([*whole_run(2.5, 2.6)[:-1], last], 3.0).is_whole
 
 
 def test_a_shorter_trial_is_no_whole_run_and_without_a_baseline_none_is() -> None:

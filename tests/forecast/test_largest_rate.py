@@ -55,8 +55,9 @@ def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | No
 
 
 def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:
-    rungs = [dataclasses.replace(rung, unigram_entropy=None) for rung in rungs_of("uuu")]
-    assert in_doubt(rungs, []) is None
+    for letters in ("uuu", "TtF", "TfF"):
+        rungs = [dataclasses.replace(rung, unigram_entropy=None) for rung in rungs_of(letters)]
+        assert in_doubt(rungs, []) is None
 
 
 def test_of_open_rungs_the_one_with_the_lowest_predicted_loss_is_tried() -> None:
@@ -98,7 +99,7 @@ def test_rates_around_the_largest_are_tried_again_until_it_is_settled(
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
     monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
     model = Tiny(depth=1)
-    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), RATES, refine=140)
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), RATES, whole=True)
     assert seen == tried
     assert len(tried) <= MOST_AGAIN
     by_place = [long if k in tried else short for k in range(len(RATES))]
@@ -121,6 +122,6 @@ def test_a_rate_whose_longer_trial_cannot_be_made_is_tried_once(monkeypatch: pyt
     monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
     model = Tiny(depth=1)
     rates = RATES[:4]
-    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, refine=140)
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, whole=True)
     assert seen == [RATES[2]]
     assert [rung.outcome for rung in ladder.rungs] == ["trains", "trains", "plateau", "collapses"]

@@ -37,8 +37,8 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the trials, which record their arguments."""
     asked: dict[str, Any] = {}
 
-    def ladder(subject, anatomy, config, rates, progress, *, refine, again):
-        asked.update(rates=rates, refine=refine)
+    def ladder(subject, anatomy, config, rates, progress, *, refine, whole, again):
+        asked.update(rates=rates, refine=refine, whole=whole)
         progress(1, 4)
         again(1, 4)
         return LadderForecast((said("trains"),), 3e-4, "not needed", 0)
@@ -62,7 +62,7 @@ def test_neither_is_tried_unless_asked_for(trials: dict[str, Any]) -> None:
 
 def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
     report = checked(forecast_rates=[1e-3, 1e-4], try_remedies=True)
-    assert trials == {"rates": (1e-3, 1e-4), "before": "collapses", "refine": 0}
+    assert trials == {"rates": (1e-3, 1e-4), "before": "collapses", "refine": 0, "whole": False}
     assert report.ladder is not None
     assert report.remedies == Rescue((ATTEMPT,))
     assert {"rates", "remedies"} <= set(report.cost)
@@ -151,29 +151,39 @@ def test_a_second_trial_is_longer_than_the_first_and_has_rates(refine: int, rate
 
 
 @pytest.mark.parametrize(
-    ("num", "options", "refine", "period"),
+    ("num", "options", "refine", "whole", "few"),
     [
-        (40, {}, REFINED_STEPS, None),
-        (40, {"refine": 0}, 0, None),
-        (40, {"refine": 50}, 50, None),
-        (40, {"steps": REFINED_STEPS}, 0, None),  # as long already
-        (40, {"steps": 39}, REFINED_STEPS, None),
-        (40, {"steps": 41}, 0, "40 batches"),
-        (1, {}, 0, "one batch"),
-        (8, {}, 0, "8 batches"),
-        (8, {"refine": 50}, 50, None),  # asked for
+        (300, {}, REFINED_STEPS, True, ""),
+        (
+            299,
+            {},
+            REFINED_STEPS,
+            False,
+            "no trial of 300 steps or more was made: it would repeat the 299 batches",
+        ),
+        (140, {}, REFINED_STEPS, False, "no trial of 300 steps"),
+        (139, {}, 0, False, "no trial of 140 steps or more was made: it would repeat the 139 batches"),
+        (1, {}, 0, False, "the one batch at hand"),
+        (300, {"accumulation": 2}, REFINED_STEPS, False, "give 600"),
+        (300, {"refine": 0}, 0, False, ""),
+        (300, {"refine": 50}, 50, True, ""),
+        (8, {"refine": 50}, 50, True, ""),  # asked for
+        (300, {"steps": REFINED_STEPS}, 0, True, ""),  # as long already
+        (150, {"steps": REFINED_STEPS}, 0, False, "no trial of 300 steps"),
+        (300, {"schedule": "cosine", "run_steps": 100}, 0, False, ""),  # beyond the run
+        (300, {"schedule": "cosine", "run_steps": 200}, REFINED_STEPS, False, ""),
     ],
 )
-def test_rates_are_tried_longer_unless_the_first_trials_repeat_the_batches(
-    num: int, options: dict[str, Any], refine: int, period: str | None, trials: dict[str, Any]
+def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
+    num: int, options: dict[str, Any], refine: int, whole: bool, few: str, trials: dict[str, Any]
 ) -> None:
     batches = [torch.randint(0, 256, (2, 16)) for _ in range(num)]
     given = {"steps": 2, "budget": "fast", "forecast_rates": [1e-3]} | options
     report = normscope.check(MODELS["pre"](), batches, **given)
-    assert trials["refine"] == refine
+    assert (trials["refine"], trials["whole"]) == (refine, whole)
     said = [note for note in report.notes if "learnt by heart" in note]
-    assert len(said) == (period is not None)
-    assert period is None or f"because the {period} would be repeated" in said[0]
+    assert len(said) == bool(few)
+    assert all(few in note for note in said)
 
 
 def test_batches_that_break_off_do_not_break_the_check(trials: dict[str, Any]) -> None:
@@ -184,7 +194,7 @@ def test_batches_that_break_off_do_not_break_the_check(trials: dict[str, Any]) -
 
     count = itertools.count()
     normscope.check(MODELS["pre"](), iter(broken, None), steps=2, budget="fast", forecast_rates=[1e-3])
-    assert trials["refine"] == REFINED_STEPS
+    assert trials["refine"] == REFINED_STEPS  # whose trial would report the error
 
 
 def test_the_whole_way_on_a_run_that_fails() -> None:

@@ -270,7 +270,7 @@ def test_no_whole_run_is_made_where_a_longer_trial_has_learnt_or_nothing_is_open
         assert all(config.steps < CRITERION_STEPS for config in asked)
 
 
-@pytest.mark.parametrize(("num", "whole"), [(8, False), (40, True)])
+@pytest.mark.parametrize(("num", "whole"), [(CRITERION_STEPS - 1, False), (CRITERION_STEPS, True)])
 def test_few_batches_of_the_users_get_no_whole_run(stand_in, num: int, whole: bool) -> None:
     asked = stand_in(lambda config: at_loss(2.95))
     subject, anatomy = given("nn-post")

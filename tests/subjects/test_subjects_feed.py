@@ -168,3 +168,7 @@ def test_batches_that_come_again_are_found(different: int, most: int, period: in
     batches = [torch.full((2, 3), k) for k in range(different)]
     assert repeated_after(Replay(iter(batches)), most) == period
     assert repeated_after(lambda: iter(batches), most) == period, "batches that end begin again"
+
+
+def test_batches_without_tensors_are_not_said_to_repeat() -> None:
+    assert repeated_after(lambda: iter([["a"], ["b"]] * 9), 36) is None

@@ -43,7 +43,13 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
-        words = f"the only tested rate that does not fail{open_}; test others near it"
+        others = any(not rung.failed for rung in rungs if rung is not ends[0][0])
+        only = (
+            "the only rate whose longer trial does not fail"
+            if others
+            else "the only tested rate that does not fail"
+        )
+        words = f"{only}{open_}; test others near it"
         return BestRate(ends[0][0].lr, None, None, words)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
@@ -73,8 +79,13 @@ def _ends(rungs: Sequence[Forecast], steps: int = 0) -> list[tuple[Forecast, flo
 
 
 def _is_promising(rung: Forecast) -> bool:
-    """Whether an undecided rung may be named: not where nothing is known that its loss should get under."""
-    return rung.outcome == "undecided" and rung.baseline.loss is not None
+    """Whether a rung may be named that is not said to train.
+
+    An undecided one may, and a masked model's slow one, which often needs more than 300 steps; not where
+    nothing is known that its loss should get under.
+    """
+    is_open = rung.outcome == "undecided" or (rung.hidden and rung.outcome == "slow")
+    return is_open and rung.baseline.loss is not None
 
 
 def _rounded(rate: float) -> float:

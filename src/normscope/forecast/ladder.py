@@ -47,6 +47,7 @@ def forecast_ladder(
     progress: Progress | None = None,
     *,
     refine: int = 0,
+    whole: bool = False,
     again: Progress | None = None,
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
@@ -59,7 +60,8 @@ def forecast_ladder(
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
         refine: steps of a second, longer trial of the rates that may be the best, whose forecasts count
-            then; those in doubt around the largest rate that trains are tried over a whole run. 0 for none.
+            then; 0 for none.
+        whole: whether rates in doubt around the largest that trains are tried again over a whole run.
         again: called like `progress` over the steps of longer trials; `progress` itself by default.
 
     Raises:
@@ -77,6 +79,8 @@ def forecast_ladder(
         ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
+        if whole:
+            ladder.to_the_end(longer)
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
         raise LadderInterrupted(ladder.interrupted(refine)) from stop
@@ -107,6 +111,7 @@ class _Ladder:
     Attributes:
         total: number of configs in all, for the progress.
         again: progress of longer trials.
+        notes: remarks for the reader of the report, such as trials that could not be made.
     """
 
     subject: Subject
@@ -115,10 +120,12 @@ class _Ladder:
     total: int
     again: Progress = lambda step, steps: None
     rungs: list[Forecast] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def result(self, warmup: Warmup) -> LadderForecast:
         rungs = tuple(with_neighbours(sorted(self.rungs, key=lambda rung: rung.lr), self.anatomy))
-        return LadderForecast(rungs, largest_rate(rungs), warmup.words, warmup.steps, ramps=warmup.trials)
+        largest, notes = largest_rate(rungs), tuple(self.notes)
+        return LadderForecast(rungs, largest, warmup.words, warmup.steps, ramps=warmup.trials, notes=notes)
 
     def interrupted(self, refine: int) -> LadderForecast:
         """The result after Ctrl-C; it names a rate to use if all rates were tried once."""
@@ -156,36 +163,51 @@ class _Ladder:
             self.try_all(tried, brief=True)
         for config, decision in decided:
             if decision is not None:
-                rung = as_forecast(decision, self.subject, self.anatomy, config, ())
-                self.rungs.append(dataclasses.replace(rung, certainty=certainty_by_larger(decision)))
+                self.rungs.append(self.untried(decision, config))
         self.rungs.sort(key=lambda rung: rung.lr)
+
+    def untried(self, decision: Decision, config: Recipe) -> Forecast:
+        """The forecast at a rate that larger ones decide."""
+        rung = as_forecast(decision, self.subject, self.anatomy, config, ())
+        said = certainty_by_larger(decision) if rung.outcome == decision.outcome else None
+        return dataclasses.replace(rung, certainty=said)
 
     def compare(self) -> None:
         """Judge each rung again, with the losses of the larger rates."""
         self.rungs = [compared(rung, self.rungs) for rung in self.rungs]
 
     def refine(self, config: Recipe) -> None:
-        """Try again the best rates over `config.steps` steps; then those in doubt over a whole run.
-
-        The latter are tried one after the other, because each may move what decides the largest rate.
-        """
+        """Try again the best rates over `config.steps` steps."""
         self.try_again(config, candidates(self.rungs))
+
+    def to_the_end(self, config: Recipe) -> None:
+        """Try again, over a whole run, the rates that decide the largest one and are in doubt.
+
+        They are tried one after the other, because each may move what decides.
+        """
         whole = dataclasses.replace(config, steps=max(config.steps, CRITERION_STEPS))
-        tried: list[float] = []
-        while len(tried) < MOST_AGAIN and (rung := in_doubt(self.rungs, tried)) is not None:
+        tried = [rung.lr for rung in self.rungs if rung.last_step >= whole.steps]
+        for _ in range(MOST_AGAIN):
+            rung = in_doubt(self.rungs, tried)
+            if rung is None:
+                return
             self.try_again(whole, [rung])
             tried.append(rung.lr)
 
     def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:
-        """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each."""
+        """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each.
+
+        Ctrl-C leaves the forecasts as they were: longer trials of a part cannot be compared with the rest.
+        """
         if not rungs:
             return
         longer = _Ladder(self.subject, self.anatomy, self.again, len(rungs), self.again)
-        try:
-            longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
-        finally:  # Ctrl-C leaves the first forecasts of rates that were not tried again
-            again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
-            self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
+        longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
+        again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
+        self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
+        for rung in longer.rungs:
+            if rung.outcome == "not measured":
+                self.notes.append(f"no trial of {config.steps} steps at {rung.lr:g}: {rung.reason}")
         self.compare()
 
     @property

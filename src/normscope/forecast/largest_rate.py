@@ -26,6 +26,8 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
         tried: rates that had a whole run, or could not have one; they are not in doubt any more.
     """
     trained = [k for k, rung in enumerate(rungs) if rung.trains]
+    if any(rung.baseline.loss is None for rung in rungs):
+        return None
     if trained:
         deciding = [rungs[k] for k in range(trained[-1], len(rungs))[:2]]
     else:
@@ -35,8 +37,7 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
 
 def _may_train(rung: Forecast) -> bool:
     """Whether a longer trial may show that a rung trains which is not said to."""
-    is_open = rung.outcome == "undecided" and rung.baseline.loss is not None
-    return is_open or (rung.certainty is not None and rung.outcome != "slow")
+    return rung.outcome == "undecided" or (rung.certainty is not None and rung.outcome != "slow")
 
 
 def _likelihood(rung: Forecast) -> tuple[float, float]:

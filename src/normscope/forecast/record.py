@@ -207,6 +207,7 @@ class LadderForecast:
         best: the learning rate to use; None for a ladder that was interrupted before all rates were tried.
         ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
         at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.
+        notes: remarks for the reader of the report.
     """
 
     rungs: tuple[Forecast, ...]
@@ -216,6 +217,7 @@ class LadderForecast:
     best: BestRate | None = None
     ramps: tuple[Forecast, ...] = ()
     at_scale: AtScale | None = None
+    notes: tuple[str, ...] = ()
 
     def same_run(self, forecast: Forecast) -> Forecast | None:
         """The rung of the run of `forecast`; None without one."""

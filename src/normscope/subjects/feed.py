@@ -231,11 +231,19 @@ def fingerprint(batches: Iterable[Batch]) -> str:
 
 
 def repeated_after(batches: Batches, most: int) -> int | None:
-    """Number of batches after which the first one comes again; None if it does not within `most`."""
-    seen = [fingerprint([batch]) for batch in itertools.islice(batches(), most)]
-    if seen[0] in seen[1:]:
-        return seen.index(seen[0], 1)
-    return len(seen) if len(seen) < most else None
+    """Number of batches after which the first one comes again; None if it does not within `most`.
+
+    None too for batches without tensors, which cannot be told from one another.
+    """
+    first = ""
+    num = 0
+    for num, batch in enumerate(itertools.islice(batches(), most), start=1):
+        if not tensors_in(batch):
+            return None
+        if num > 1 and fingerprint([batch]) == first:
+            return num - 1
+        first = first or fingerprint([batch])
+    return num if num < most else None
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import UsageError, describe, suggest
-from normscope.forecast import LADDER_STEPS, Forecast, forecast
+from normscope.forecast import Forecast, forecast
 from normscope.forecast.record import SURE
 from normscope.forecast.rule import has_learnt
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
@@ -311,9 +311,10 @@ class _Tries:
     @property
     def may_run_whole(self) -> bool:
         """Whether a whole run shows more than that a few batches of the user's can be learnt by heart."""
-        if self.subject.baseline.loss is None:
+        if self.subject.baseline.loss is None or (self.config.run_steps or math.inf) < CRITERION_STEPS:
             return False
-        return not self.subject.has_own_batches or repeated_after(self.subject.batches, LADDER_STEPS) is None
+        num = CRITERION_STEPS * self.config.accumulation
+        return not self.subject.has_own_batches or repeated_after(self.subject.batches, num) is None
 
     def attempt(self, names: tuple[str, ...], config: Recipe, words: str, number: int, total: int) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
