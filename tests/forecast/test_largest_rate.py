@@ -115,7 +115,7 @@ def test_a_rate_whose_longer_trial_cannot_be_made_is_tried_once(monkeypatch: pyt
             rung = rungs_of("TTfF")[RATES.index(config.lr)]
             if config.steps == CRITERION_STEPS:
                 seen.append(config.lr)
-                rung = dataclasses.replace(rung, outcome="not measured", certainty=None)
+                rung = dataclasses.replace(rung, outcome="not measured", reason="a schedule ended")
             self.rungs.append(rung)
 
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
@@ -125,3 +125,4 @@ def test_a_rate_whose_longer_trial_cannot_be_made_is_tried_once(monkeypatch: pyt
     ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, whole=True)
     assert seen == [RATES[2]]
     assert [rung.outcome for rung in ladder.rungs] == ["trains", "trains", "plateau", "collapses"]
+    assert ladder.notes == (f"no trial of {CRITERION_STEPS} steps at {RATES[2]:g}: a schedule ended",)
