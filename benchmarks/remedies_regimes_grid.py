@@ -1,6 +1,6 @@
 """Remedies against truth on other data than bytes: rank them on each failing run, and train the first-ranked.
 
-    python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out; forecasts every remedy
+    python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out, fresh; forecasts all
     python -m benchmarks.remedies_regimes_grid train --part seen       # trains by rank until one rescues
     python -m benchmarks.remedies_regimes_grid both --part seen        # does both, one run after another
     python -m benchmarks.remedies_regimes_grid train NAME … --part seen --only WORD   # trains these remedies
@@ -10,6 +10,7 @@ change of the ranking, delete the lines of kind "ranking" before `rank`.
 """
 
 import argparse
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from benchmarks.process import means, records_of, rounded
 from benchmarks.regimes import truth
 from benchmarks.remedies_cells import losses_of
-from benchmarks.remedies_regimes import HELD_OUT, SEEN, FailingRun
+from benchmarks.remedies_regimes import FRESH, HELD_OUT, SEEN, FailingRun
 from benchmarks.remedies_regimes_kept import add, known
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast, forecast
@@ -34,7 +35,7 @@ TRUTH = Path(truth.__file__).parent / "truth.jsonl"
 """The outcomes of the ladders' runs."""
 MOST = 4
 """Most remedies that are trained on a run by `train`, one after another until one rescues it."""
-PARTS = {"seen": SEEN, "held-out": HELD_OUT}
+PARTS = {"seen": SEEN, "held-out": HELD_OUT, "fresh": FRESH}
 Read = tuple[Subject, Anatomy, Recipe]
 
 
@@ -158,7 +159,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the runs' names")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    runs = _in_turn([run for run in PARTS[options.part] if options.only in run.words])
+    runs = [run for run in PARTS[options.part] if options.only in run.words]
+    if options.part == "fresh":
+        random.Random(0).shuffle(runs)  # the first N are a sample
+    else:
+        runs = _in_turn(runs)
     for run in runs:
         if options.command != "train":
             rank(run)

@@ -23,12 +23,12 @@ def of_normscope(setting: Setting) -> list[Prediction]:
 
 
 def refined_normscope(setting: Setting) -> list[Prediction]:
-    """The risk of a ladder with longer trials and a range test, as `check --refine 140` has it."""
+    """The risk of a ladder with longer trials of its best rates and a range test, as `--forecast` has them."""
     return [refined_prediction(forecast_of(setting, REFINE))]
 
 
 def refined_prediction(said: LadderForecast) -> Prediction:
-    """The risk of a refined ladder."""
+    """The risk of a ladder with longer trials."""
     risks = [rung.divergence for rung in said.rungs]
     return Prediction(REFINED, _ranked(said.rungs, risks), _cost(said))
 

@@ -47,7 +47,7 @@ def forecasts(case: Case, steps: int = Recipe.steps, refine: int = 0) -> list[di
     )
     started = time.process_time()
     subject, notes = with_baseline(subject)
-    said = forecast_ladder(subject, read_anatomy(subject), config, RATES, refine=refine)
+    said = forecast_ladder(subject, read_anatomy(subject), config, RATES, refine=refine, whole=bool(refine))
     seconds = (time.process_time() - started) / len(RATES)
     return [
         {

@@ -1,6 +1,7 @@
 """The pipeline from a Subject to a Report: anatomy, probes, forecast, findings."""
 
 import dataclasses
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
 from normscope.errors import UsageError, describe
 from normscope.forecast import (
     LADDER_STEPS,
+    REFINED_STEPS,
     Forecast,
     ForecastInterrupted,
     LadderForecast,
@@ -49,9 +51,10 @@ from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
+from normscope.subjects.feed import repeated_after
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.timing import timed
-from normscope.train import Recipe, described
+from normscope.train import CRITERION_STEPS, Recipe, described
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
@@ -82,7 +85,7 @@ class Check:
     ignore: tuple[str, ...]
     rates: tuple[float, ...]
     try_remedies: bool
-    refine: int = 0
+    refine: int | None = None
     anatomy: Anatomy = NOTHING_READ
     measurements: Measurements = field(default_factory=Measurements)
     forecast: Forecast | None = None
@@ -156,7 +159,7 @@ def check(
     precision: str | None = None,
     steps: int = 20,
     forecast_rates: Iterable[float] = (),
-    refine: int = 0,
+    refine: int | None = None,
     try_remedies: bool = False,
     budget: str = "standard",
     quantise: str | Iterable[str] = (),
@@ -188,9 +191,9 @@ def check(
         precision: "float32" (the default), or autocast to "bfloat16" or "float16".
         steps: training steps to try on a copy of the model; 0 skips the forecast.
         forecast_rates: other learning rates to try; also tests whether the run needs warm-up.
-        refine: steps over which the best of these rates are tried again, and those in doubt around the
-            largest that trains; 0 for none. 140 name better rates. A range test then adds to the risk of
-            divergence.
+        refine: steps over which the best of these rates are tried again; those in doubt around the largest
+            that trains are tried over 300. 0 for none of both; 140 by default, as far as your batches do not
+            repeat by then and the run is as long. A range test then adds to the risk of divergence.
         try_remedies: if the forecast fails, forecast the run with each remedy and rank them.
         budget: amount of Jacobian analysis: "fast", "standard" or "deep"; the report says what was spent.
         quantise: formats to round weights and activations to, place by place: "int8", "int4", "fp8" or
@@ -280,14 +283,14 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
 
 
-def _require_longer(refine: int, steps: int, rates: Sequence[float]) -> None:
+def _require_longer(refine: int | None, steps: int, rates: Sequence[float]) -> None:
     """Raise UsageError if a second trial of the best of `rates` is not longer than the first of `steps`."""
     first = max(steps, LADDER_STEPS)
     if refine and not rates:
         raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
     if refine and refine <= first:
         what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
-        raise UsageError(what, wanted, "use 140")
+        raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
 def _keep(run: Check, stop: KeyboardInterrupt) -> None:
@@ -398,7 +401,9 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
     elif run.rates:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
-            run.ladder = forecast_ladder(*given, run.rates, told, refine=run.refine)
+            again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
+            run.ladder = forecast_ladder(*given, run.rates, told, again=again, **_longer_trials(run))
+        run.notes.extend(run.ladder.notes)
         run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
     if run.try_remedies:
         done += bool(run.rates)
@@ -409,6 +414,47 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
+
+
+def _longer_trials(run: Check) -> dict[str, Any]:
+    """`refine` and `whole` of `forecast_ladder`.
+
+    By default a longer trial is left out where it would go beyond the run, or repeat the user's batches: it
+    would only show that they can be learnt by heart. A note says so.
+    """
+    first, longest = max(run.config.steps, LADDER_STEPS), run.config.run_steps or CRITERION_STEPS
+    if run.is_script or run.refine == 0:
+        return {"refine": 0, "whole": False}
+    if run.refine is not None:
+        return {"refine": run.refine, "whole": longest >= CRITERION_STEPS}
+    period = _period(run.subject, CRITERION_STEPS * run.config.accumulation)
+    different = math.inf if period is None else period / run.config.accumulation
+    wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
+    left = [steps for steps in wanted if steps <= min(longest, different)]
+    if period is not None and different < max(wanted, default=0):
+        run.notes.append(_too_few(period, min(set(wanted) - set(left)), run.config.accumulation))
+    return {"refine": REFINED_STEPS if REFINED_STEPS in left else 0, "whole": CRITERION_STEPS in left}
+
+
+def _too_few(period: int, steps: int, accumulation: int) -> str:
+    """Why no longer trial was made."""
+    given = "the one batch" if period == 1 else f"the {period} batches"
+    return (
+        f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
+        f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
+    )
+
+
+def _period(subject: Subject, most: int) -> int | None:
+    """Number of the user's batches after which they repeat; None if they do not within `most`."""
+    if not subject.has_own_batches:
+        return None
+    try:
+        return repeated_after(subject.batches, most)
+    except Exception as error:  # batches may raise anything; a trial that draws as many reports it
+        if is_out_of_memory(error):
+            raise
+        return None
 
 
 def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:
@@ -425,6 +471,11 @@ def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> 
 def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:
     """Begin a stage; return the `progress(step, steps)` of its trial."""
     progress(stage, done)
+    return _counting(progress, stage, done)
+
+
+def _counting(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:
+    """The `progress(step, steps)` of a stage."""
     return lambda step, steps: progress(f"{stage}, step {step} of {steps}", done)
 
 

@@ -222,3 +222,25 @@ def test_the_first_trials_of_a_refined_ladder_do_not_count() -> None:
     failing = [dataclasses.replace(each, outcome="plateau") for each in again]
     left = [rungs[0], *failing, rungs[4]]
     assert best_rate(left).rate == best_rate([rungs[0], rungs[4]]).rate, "a failing trial is no measure"
+
+
+def test_a_whole_run_beside_refined_rates_counts_like_them() -> None:
+    short, again = ladder(1e-2), [_as_long(r, 160) for r in ladder(1e-4)[:3]]
+    whole = _as_long(ladder(1e-4)[3], CRITERION_STEPS)
+    rungs = [*again, whole, short[4]]
+    assert best_rate(rungs, 160).rate == pytest.approx(1e-4), "not the short one at 1e-2"
+    assert best_rate([whole, *short[:3]], 160).rate == whole.lr, "nothing refined is left"
+
+
+def _as_long(one: Forecast, steps: int) -> Forecast:
+    curve = tuple(dataclasses.replace(step, step=step.step * steps // 40) for step in one.curve)
+    return dataclasses.replace(one, steps=steps, curve=curve)
+
+
+def test_where_nothing_can_be_named_nothing_is_tried_again() -> None:
+    rungs = [dataclasses.replace(each, outcome="undecided") for each in ladder(1e-3)]
+    assert candidates(rungs), "the loss to beat may be got under"
+    unknown = [dataclasses.replace(each, unigram_entropy=None) for each in rungs]
+    assert candidates(unknown) == []
+    assert best_rate(unknown).rate is None
+    assert candidates([dataclasses.replace(unknown[0], outcome="trains"), *unknown[1:]])

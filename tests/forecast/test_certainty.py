@@ -1,6 +1,7 @@
 """The probability that a run trains: its limits, its place in the report, and the fit of its weights."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks.regimes import certainty as fitting
 from benchmarks.regimes.judged import forecast_of, judge
-from normscope.forecast.certainty import ALIVE, WEIGHTS, certainty, features
+from normscope.forecast.certainty import ALIVE, MOST, SPREAD, WEIGHTS, certainty, features
 from normscope.forecast.record import SURE, Forecast, ForecastStep
 from normscope.forecast.rule import SUNK, WORST, Decision
 from normscope.report.rescue import probability
@@ -114,3 +115,15 @@ def test_an_untried_rung_keeps_its_certainty_and_is_not_fitted_on() -> None:
     assert tried["certainty"] not in (None, 0.123)
     runs = [{"case": "a: x", "lr": lr, "trains": True} for lr in (1e-4, 1e-3)]
     assert len(fitting.cells(runs, [untried, record()])[0]) == 1
+
+
+def test_a_whole_run_is_as_certain_as_its_margin_is_large() -> None:
+    def of(score: float) -> float:
+        found = certainty(Decision("slow", "", score=score, is_whole=True), curve(0.1))
+        assert found is not None
+        return found
+
+    assert of(0.0) == 0.5
+    assert of(SPREAD) == pytest.approx(1 / (1 + math.exp(-1)), abs=1e-3)
+    assert (of(1.0), of(-1.0)) == (MOST, pytest.approx(1 - MOST))
+    assert of(-0.03) == pytest.approx(1 - of(0.03), abs=2e-3)

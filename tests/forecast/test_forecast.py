@@ -445,6 +445,16 @@ def test_failing_without_a_warmup_only_is_needs_warmup(monkeypatch: pytest.Monke
     assert "fine" in outcome.reason
 
 
+def test_a_whole_run_that_a_warmup_does_not_make_train_is_not_rescued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = iter([Decision("collapses", "gone"), Decision("slow", "above", score=-1.0, is_whole=True)])
+    monkeypatch.setattr(_Run, "attempt", lambda run, warmup: next(said))
+    found = tried(Tiny(), warmup=1000, steps=300)
+    assert (found.outcome, found.trains) == ("slow", False)
+    assert found.certainty == pytest.approx(0.01)
+
+
 def test_recent_loss_is_the_mean_of_the_last_training_losses() -> None:
     model = Tiny(dropout=0.0).train()
     said = tried(model, lr=1e-3, steps=15)

@@ -15,6 +15,8 @@ from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.ladder import ahead
+from normscope.forecast.one_rate import as_forecast
+from normscope.forecast.rule import Decision
 from normscope.subjects import load, make_subject
 from normscope.train import LoneTrials, Recipe, many_trials
 
@@ -118,6 +120,7 @@ def test_an_interrupted_second_trial_leaves_the_first(monkeypatch: pytest.Monkey
         _refined()
     assert [rung.steps for rung in stop.value.ladder.rungs] == [STEPS, STEPS]
     assert all(rung.outcome != "not measured" for rung in stop.value.ladder.rungs)
+    assert stop.value.ladder.best == best_rate(stop.value.ladder.rungs), "all rates were tried once"
 
 
 def _refined():
@@ -377,6 +380,10 @@ def test_ids_that_look_random_are_undecided_on_a_ladder_too() -> None:
     assert all("look random" in rung.reason for rung in ladder.rungs)
     assert ladder.best is not None
     assert ladder.best.rate is None, "there is no loss to beat"
+    trained, anatomy = Decision("trains", "so", score=1.0), read_anatomy(subject)
+    assert as_forecast(trained, subject, anatomy, Recipe(), ()).outcome == "undecided"
+    subject.best_constant = 0.5  # ids in and a number out: there is one after all
+    assert as_forecast(trained, subject, anatomy, Recipe(), ()).outcome == "trains"
 
 
 @pytest.mark.parametrize("why", ["the input hides the targets", "a warm-up"])

@@ -1,5 +1,6 @@
 """Tests of the rule that decides a forecast: measured states, synthetic curves, both sides of thresholds."""
 
+import dataclasses
 import math
 import random
 
@@ -7,7 +8,7 @@ import pytest
 
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import TIME_CONSTANT, at_full_rate, decide, pace, pull, sinking_diversity
-from normscope.train import Recipe, rate_factor
+from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains
 
 
 def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastStep]:
@@ -232,3 +233,66 @@ def test_a_masked_model_is_not_said_to_train_before_it_is_under_the_entropy(
     measured = paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT))
     assert decide(measured, 3.0, hidden=True).outcome == outcome
     assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden=True).outcome == "trains"
+
+
+def whole_run(last: float, half: float, steps: int = CRITERION_STEPS, diversity: float = 0.1):
+    """A trial that is as long as a run, with these mean losses half-way and at its end."""
+    state = {"x": diversity}
+    first = ForecastStep(0, None, 5.5, state)
+    middle = ForecastStep(steps // 2, half, half, state, recent_loss=half)
+    return [first, middle, ForecastStep(steps, last, last, state, 0.2, alignment=0.1, recent_loss=last)]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("diversity", [0.1, 1e-5, 1e-12])
+def test_a_trial_as_long_as_a_run_is_judged_by_its_last_losses_alone(
+    diversity: float, tokens: bool, hidden: bool
+) -> None:
+    generator = random.Random(0)
+    for _ in range(50):
+        last = 3.0 + generator.uniform(-0.3, 0.3)
+        half = last + generator.uniform(-0.2, 0.6)
+        found = decide(whole_run(last, half, diversity=diversity), 3.0, tokens=tokens, hidden=hidden)
+        assert (found.outcome == "trains") == trains([last] * CRITERION_STEPS, 3.0)
+        assert found.is_whole
+        assert not (hidden and found.outcome == "plateau"), "a masked model leaves the entropy later"
+        assert found.score == pytest.approx(3.0 - MARGIN - last)
+        assert found.outcome != "undecided"
+
+
+def test_the_unit_of_a_squared_error_scales_what_a_whole_run_must_get_under() -> None:
+    for last, outcome in ((0.44, "trains"), (0.46, "slow"), (0.495, "plateau")):
+        assert decide(whole_run(last, last), 0.5, unit=0.5, tokens=False).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("last", "half", "outcome"),
+    [
+        (3.0, 3.05, "plateau"),  # at the entropy, and no longer falling
+        (3.0, 3.4, "slow"),  # at the entropy, on its way down
+        (4.0, 4.05, "slow"),  # far above it, however slowly it falls
+        (2.92, 2.95, "slow"),  # under it, so that it uses its input
+    ],
+)
+def test_a_whole_run_that_does_not_train_is_stuck_at_the_entropy_or_slow(
+    last: float, half: float, outcome: str
+) -> None:
+    assert decide(whole_run(last, half), 3.0).outcome == outcome
+
+
+def test_the_loss_of_a_whole_run_is_said_once() -> None:
+    for tokens in (True, False):
+        for last in (2.5, 2.99, 3.05, 3.5):
+            said = decide(whole_run(last, last), 3.0, tokens=tokens).reason
+            assert said.count("the mean loss of the last batches") == 1
+
+
+def test_a_mean_loss_that_is_not_known_decides_no_whole_run() -> None:
+    last = dataclasses.replace(whole_run(2.5, 2.6)[-1], recent_loss=math.nan)
+    assert not decide([*whole_run(2.5, 2.6)[:-1], last], 3.0).is_whole
+
+
+def test_a_shorter_trial_is_no_whole_run_and_without_a_baseline_none_is() -> None:
+    assert not decide(whole_run(3.0, 3.4, CRITERION_STEPS - 2), 3.0).is_whole
+    assert not decide(whole_run(3.0, 3.4), None).is_whole

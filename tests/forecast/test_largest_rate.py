@@ -9,7 +9,8 @@ from test_forecast import Tiny, anatomy_of, subject_of
 
 from normscope.forecast import Forecast, forecast_ladder
 from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
-from normscope.train import Recipe
+from normscope.forecast.record import ForecastStep
+from normscope.train import CRITERION_STEPS, Recipe
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 RATES = tuple(1e-4 * 2**k for k in range(8))
@@ -41,7 +42,9 @@ def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
         ("sfF", 1),  # none trains: the likeliest
         ("SFF", None),
         ("ssF", None),  # a slow rate stays slow
-        ("uuu", None),
+        ("uuS", 1),  # of open ones that with the lowest predicted loss, here the last
+        ("ufS", 0),
+        ("utF", 1),
     ],
 )
 def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | None) -> None:
@@ -49,6 +52,20 @@ def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | No
     found = in_doubt(rungs, [])
     assert found is (None if place is None else rungs[place])
     assert in_doubt(rungs, RATES) is None, "all have had their longer trial"
+
+
+def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:
+    for letters in ("uuu", "TtF", "TfF"):
+        rungs = [dataclasses.replace(rung, unigram_entropy=None) for rung in rungs_of(letters)]
+        assert in_doubt(rungs, []) is None
+
+
+def test_of_open_rungs_the_one_with_the_lowest_predicted_loss_is_tried() -> None:
+    rungs = [
+        dataclasses.replace(rung, curve=tuple(ForecastStep(k, None, loss, {}) for k in (0, 18, 36)))
+        for rung, loss in zip(rungs_of("uuu"), (2.3, 2.1, 2.2), strict=True)
+    ]
+    assert in_doubt(rungs, []) is rungs[1]
 
 
 @pytest.mark.parametrize(("letters", "largest"), [("TtfF", RATES[1]), ("SfF", None), ("TfT", RATES[2])])
@@ -62,7 +79,7 @@ def test_the_largest_rate_is_the_largest_that_trains(letters: str, largest: floa
         ("TTTffFFF", "TTTFFFFF", [3]),  # the next one fails indeed
         ("TTTffFFF", "TTTtFFFF", [3, 4]),  # it trains, so that the one above it decides
         ("TTttfFFF", "TTTfFFFF", [3, 2]),  # it fails, so that the one below decides
-        ("TTTfffff", "TTTttttt", [3, 4, 5, 6]),  # no more than that
+        ("Tfffffff", "Tttttttt", [1, 2, 3, 4]),  # no more than that
         ("TTTTFFFF", "TTTTFFFF", []),
     ],
 )
@@ -74,15 +91,15 @@ def test_rates_around_the_largest_are_tried_again_until_it_is_settled(
     def try_all(self: Any, configs: list[Recipe], *, brief: bool = False) -> None:
         for config in configs:
             place = RATES.index(config.lr)
-            if config.steps == 140:
+            if config.steps == CRITERION_STEPS:
                 seen.append(place)
-            letters = long if config.steps == 140 else short
+            letters = long if config.steps == CRITERION_STEPS else short
             self.rungs.append(dataclasses.replace(rungs_of(letters)[place], steps=config.steps))
 
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
     monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
     model = Tiny(depth=1)
-    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), RATES, refine=140)
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), RATES, whole=True)
     assert seen == tried
     assert len(tried) <= MOST_AGAIN
     by_place = [long if k in tried else short for k in range(len(RATES))]
@@ -96,15 +113,16 @@ def test_a_rate_whose_longer_trial_cannot_be_made_is_tried_once(monkeypatch: pyt
     def try_all(self: Any, configs: list[Recipe], *, brief: bool = False) -> None:
         for config in configs:
             rung = rungs_of("TTfF")[RATES.index(config.lr)]
-            if config.steps == 140:
+            if config.steps == CRITERION_STEPS:
                 seen.append(config.lr)
-                rung = dataclasses.replace(rung, outcome="not measured", certainty=None)
+                rung = dataclasses.replace(rung, outcome="not measured", reason="a schedule ended")
             self.rungs.append(rung)
 
     monkeypatch.setattr(ladder_module._Ladder, "try_all", try_all)
     monkeypatch.setattr(ladder_module, "candidates", lambda rungs: [])
     model = Tiny(depth=1)
     rates = RATES[:4]
-    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, refine=140)
+    ladder = forecast_ladder(subject_of(model), anatomy_of(model), Recipe(lr=RATES[0]), rates, whole=True)
     assert seen == [RATES[2]]
     assert [rung.outcome for rung in ladder.rungs] == ["trains", "trains", "plateau", "collapses"]
+    assert ladder.notes == (f"no trial of {CRITERION_STEPS} steps at {RATES[2]:g}: a schedule ended",)

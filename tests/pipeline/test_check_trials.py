@@ -1,6 +1,7 @@
 """`check(…, forecast_rates=…, try_remedies=True)`: trials besides the intended run, and side effects."""
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import normscope
 from normscope import pipeline
-from normscope.forecast import Forecast, ForecastStep, LadderForecast, LadderInterrupted
+from normscope.forecast import REFINED_STEPS, Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
@@ -36,9 +37,10 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the trials, which record their arguments."""
     asked: dict[str, Any] = {}
 
-    def ladder(subject, anatomy, config, rates, progress, *, refine):
-        asked["rates"] = rates
+    def ladder(subject, anatomy, config, rates, progress, *, refine, whole, again):
+        asked.update(rates=rates, refine=refine, whole=whole)
         progress(1, 4)
+        again(1, 4)
         return LadderForecast((said("trains"),), 3e-4, "not needed", 0)
 
     def remedies(subject, anatomy, config, before, progress):
@@ -60,7 +62,7 @@ def test_neither_is_tried_unless_asked_for(trials: dict[str, Any]) -> None:
 
 def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
     report = checked(forecast_rates=[1e-3, 1e-4], try_remedies=True)
-    assert trials == {"rates": (1e-3, 1e-4), "before": "collapses"}
+    assert trials == {"rates": (1e-3, 1e-4), "before": "collapses", "refine": 0, "whole": False}
     assert report.ladder is not None
     assert report.remedies == Rescue((ATTEMPT,))
     assert {"rates", "remedies"} <= set(report.cost)
@@ -146,6 +148,53 @@ def test_a_rate_that_is_not_positive_is_refused() -> None:
 def test_a_second_trial_is_longer_than_the_first_and_has_rates(refine: int, rates: list[float]) -> None:
     with pytest.raises(normscope.UsageError, match="of the first trials" if rates else "learning rates"):
         checked(forecast_rates=rates, refine=refine)
+
+
+@pytest.mark.parametrize(
+    ("num", "options", "refine", "whole", "few"),
+    [
+        (300, {}, REFINED_STEPS, True, ""),
+        (
+            299,
+            {},
+            REFINED_STEPS,
+            False,
+            "no trial of 300 steps or more was made: it would repeat the 299 batches",
+        ),
+        (140, {}, REFINED_STEPS, False, "no trial of 300 steps"),
+        (139, {}, 0, False, "no trial of 140 steps or more was made: it would repeat the 139 batches"),
+        (1, {}, 0, False, "the one batch at hand"),
+        (300, {"accumulation": 2}, REFINED_STEPS, False, "give 600"),
+        (300, {"refine": 0}, 0, False, ""),
+        (300, {"refine": 50}, 50, True, ""),
+        (8, {"refine": 50}, 50, True, ""),  # asked for
+        (300, {"steps": REFINED_STEPS}, 0, True, ""),  # as long already
+        (150, {"steps": REFINED_STEPS}, 0, False, "no trial of 300 steps"),
+        (300, {"schedule": "cosine", "run_steps": 100}, 0, False, ""),  # beyond the run
+        (300, {"schedule": "cosine", "run_steps": 200}, REFINED_STEPS, False, ""),
+    ],
+)
+def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
+    num: int, options: dict[str, Any], refine: int, whole: bool, few: str, trials: dict[str, Any]
+) -> None:
+    batches = [torch.randint(0, 256, (2, 16)) for _ in range(num)]
+    given = {"steps": 2, "budget": "fast", "forecast_rates": [1e-3]} | options
+    report = normscope.check(MODELS["pre"](), batches, **given)
+    assert (trials["refine"], trials["whole"]) == (refine, whole)
+    said = [note for note in report.notes if "learnt by heart" in note]
+    assert len(said) == bool(few)
+    assert all(few in note for note in said)
+
+
+def test_batches_that_break_off_do_not_break_the_check(trials: dict[str, Any]) -> None:
+    def broken() -> Tensor:
+        if next(count) > 30:
+            raise OSError("disk gone")
+        return torch.randint(0, 256, (2, 16))
+
+    count = itertools.count()
+    normscope.check(MODELS["pre"](), iter(broken, None), steps=2, budget="fast", forecast_rates=[1e-3])
+    assert trials["refine"] == REFINED_STEPS  # whose trial would report the error
 
 
 def test_the_whole_way_on_a_run_that_fails() -> None:

@@ -64,7 +64,7 @@ def test_a_probability_on_the_other_side_of_the_outcome_is_explained(
     outcome: str, certainty: float, differs: bool
 ) -> None:
     forecast = told(outcome, certainty)
-    reason = "near the limit between slow and trains, where runs go either way"
+    reason = "near the limit, where runs go either way"
     said = certainty_in_words(forecast)
     assert said == f"probability of training {certainty:.2f}, not sure" + f": {reason}" * differs
     assert (f"{certainty:.2f}, not sure: {reason}" in words(judged("healthy", forecast))) == differs
@@ -78,7 +78,7 @@ def test_a_probability_on_the_other_side_of_the_outcome_is_explained(
 def test_a_ladder_that_says_otherwise_than_the_runs_trial_says_which_to_trust() -> None:
     why = (
         "at 0.001 the run's trial of 20 steps says slow, and the one here, of 18 steps, says trains; "
-        "trust this one, which also has the losses of the other rates"
+        "the verdict rests on the former"
     )
     stopped = (trial().curve[0], replace(trial().curve[-1], step=18))  # half-way, because it was clear
     one = judged("healthy", told("slow", 0.3), told("trains", 0.9, steps=36, curve=stopped))
@@ -88,7 +88,7 @@ def test_a_ladder_that_says_otherwise_than_the_runs_trial_says_which_to_trust() 
     untried = judged("healthy", told("slow", 0.3), told("trains", 0.9, curve=()))
     assert "the one here, decided by the loss of larger rates, says trains" in words(untried)
     for same in (told("slow", 0.3, steps=36), told("trains", 0.9, lr=2e-3), told("not measured")):
-        assert "trust this one" not in words(judged("healthy", told("slow", 0.3), same))
+        assert "the verdict rests on" not in words(judged("healthy", told("slow", 0.3), same))
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,3 @@ def test_a_page_without_trials_has_no_such_sections() -> None:
     page = report().to_html()
     assert 'id="remedies"' not in page
     assert 'id="ladder"' not in page
-
-
-def test_a_ladder_of_short_trials_names_the_option_for_longer_ones() -> None:
-    assert ladder_words(LADDER).endswith("; longer trials name better rates: --refine 140")
-    longer = replace(LADDER, rungs=(replace(LADDER.rungs[0], steps=140), *LADDER.rungs[1:]))
-    assert "--refine" not in ladder_words(longer)
-    assert "--refine" not in ladder_words(replace(LADDER, best=BestRate(None, None, None, "none trains")))

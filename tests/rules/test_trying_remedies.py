@@ -1,6 +1,7 @@
 """Tests of remedies tried on the intended run: they are ranked, and no result is lost."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from remedy_subjects import CONFIG, fingerprint, given, same
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep
 from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
-from normscope.train import Recipe
+from normscope.train import CRITERION_STEPS, Recipe
 
 SETTINGS = ("warm-up", "lower-rate", "clip", "adam-eps")
 Say = Callable[[Recipe], Forecast]
@@ -48,7 +49,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[Recipe]]:
             asked.append(config)
             if progress is not None:
                 progress(0, config.steps)
-            return say(config)
+            return dataclasses.replace(say(config), steps=config.steps)
 
         monkeypatch.setattr(trying, "forecast", forecast)
         return asked
@@ -162,7 +163,8 @@ def test_progress_names_the_remedy_and_its_place(stand_in) -> None:
     assert seen[0] == ("remedy warm-up", 0, 2)
     assert (f"remedy clip, step 0 of {CONFIG.steps}", 1, 2) in seen
     longer = trying.LONGER * CONFIG.steps
-    assert seen[-1] == (f"clip, longer, step 0 of {longer}", 0, trying.MOST_LONGER)
+    assert (f"clip, longer, step 0 of {longer}", 0, trying.MOST_LONGER) in seen
+    assert seen[-1] == (f"clip, a whole run, step 0 of {CRITERION_STEPS}", 0, trying.MOST_WHOLE)
 
 
 def test_what_does_not_hold_over_a_longer_trial_gives_way_to_what_does(stand_in) -> None:
@@ -231,6 +233,70 @@ def test_of_a_loss_without_nats_it_has_learnt_a_tenth() -> None:
     assert learnt(17.5)
 
 
+RATES = {"lower-rate": 3, "much-lower-rate": 10, "far-lower-rate": 30}
+
+
+@pytest.mark.parametrize(
+    ("learns", "order", "whole"),
+    [
+        ("much-lower-rate", ["much-lower-rate", "far-lower-rate", "lower-rate"], 2),
+        ("far-lower-rate", ["far-lower-rate", "lower-rate", "much-lower-rate"], 3),
+        ("", ["lower-rate", "much-lower-rate", "far-lower-rate"], 3),  # nothing rescues
+    ],
+)
+def test_a_whole_run_decides_where_none_has_learnt(
+    stand_in, learns: str, order: list[str], whole: int
+) -> None:
+    """Lower rates are the surer the higher they are, and only a whole run shows which of them learns."""
+    divisors = dict(zip((3, 10, 30), (0.97, 0.9, 0.7), strict=True))
+
+    def say(config: Recipe) -> Forecast:
+        divisor = round(CONFIG.lr / config.lr)
+        if config.steps < CRITERION_STEPS:
+            return at_loss(2.95, certainty=divisors[divisor])
+        return at_loss(2.5, certainty=0.99) if divisor == RATES.get(learns) else said("slow", -1.0, 0.01)
+
+    asked = stand_in(say)
+    rescue = tried(*RATES)
+    assert names(rescue) == order
+    assert (rescue.best is not None) == bool(learns)
+    assert sum(config.steps >= CRITERION_STEPS for config in asked) == whole
+
+
+def test_no_whole_run_is_made_where_a_longer_trial_has_learnt_or_nothing_is_open(stand_in) -> None:
+    for answer in (at_loss(2.5), FAILS):
+        asked = stand_in(lambda config, answer=answer: answer)
+        tried("lower-rate", "clip")
+        assert all(config.steps < CRITERION_STEPS for config in asked)
+
+
+@pytest.mark.parametrize(("num", "whole"), [(CRITERION_STEPS - 1, False), (CRITERION_STEPS, True)])
+def test_few_batches_of_the_users_get_no_whole_run(stand_in, num: int, whole: bool) -> None:
+    asked = stand_in(lambda config: at_loss(2.95))
+    subject, anatomy = given("nn-post")
+    batches = list(itertools.islice(subject.batches(), num))
+    own = dataclasses.replace(subject, batches=lambda: itertools.cycle(batches), has_own_batches=True)
+    try_remedies(own, anatomy, CONFIG, FAILS, names=("lower-rate",))
+    assert any(config.steps >= CRITERION_STEPS for config in asked) == whole
+    unknown = dataclasses.replace(subject, unigram_entropy=None)
+    asked.clear()
+    try_remedies(unknown, anatomy, CONFIG, FAILS, names=("lower-rate",))
+    assert all(config.steps < CRITERION_STEPS for config in asked), (
+        "without a loss to beat it decides nothing"
+    )
+
+
+def test_whole_runs_are_few(stand_in, monkeypatch) -> None:
+    monkeypatch.setattr(trying, "MOST_WHOLE", 2)
+    asked = stand_in(
+        lambda config: at_loss(2.95) if config.steps < CRITERION_STEPS else said("slow", -1.0, 0.01)
+    )
+    rescue = tried("lower-rate", "much-lower-rate", "far-lower-rate")
+    assert sum(config.steps >= CRITERION_STEPS for config in asked) == 2
+    assert rescue.best is not None
+    assert not rescue.best.is_whole
+
+
 def test_what_is_slow_is_tried_longer_where_nothing_rescues(stand_in) -> None:
     def say(config: Recipe) -> Forecast:
         if config.lr == CONFIG.lr:
@@ -261,7 +327,7 @@ def test_a_failure_that_is_not_sure_is_tried_longer_where_nothing_rescues(
 
 
 def test_what_is_slow_is_not_tried_longer_where_something_holds(stand_in) -> None:
-    stand_in(lambda config: said("trains", 5.0) if config.clip else said("slow", -1.0))
+    stand_in(lambda config: at_loss(2.5) if config.clip else said("slow", -1.0))
     assert [a.longer for a in tried("lower-rate", "clip").attempts] == [True, False]
 
 

@@ -10,7 +10,15 @@ from torch import nn
 
 from normscope.subjects import Subject, feed, load, make_subject
 from normscope.subjects.corpus import encode
-from normscope.subjects.feed import BLOCK, Portions, Replay, fingerprint, num_bytes, tensors_in
+from normscope.subjects.feed import (
+    BLOCK,
+    Portions,
+    Replay,
+    fingerprint,
+    num_bytes,
+    repeated_after,
+    tensors_in,
+)
 from normscope.subjects.subject import Batch
 from normscope.subjects.text import load_text
 
@@ -151,3 +159,16 @@ def test_a_fingerprint_is_of_the_values_in_their_order() -> None:
     last = torch.tensor([1, 2, 3, 5])
     for batches in ([{"a": other, "b": one}], [one], [{"a": one, "b": other + 1}], [one, last]):
         assert fingerprint(batches) != same
+
+
+@pytest.mark.parametrize(
+    ("different", "most", "period"), [(1, 36, 1), (8, 36, 8), (36, 36, None), (40, 36, None)]
+)
+def test_batches_that_come_again_are_found(different: int, most: int, period: int | None) -> None:
+    batches = [torch.full((2, 3), k) for k in range(different)]
+    assert repeated_after(Replay(iter(batches)), most) == period
+    assert repeated_after(lambda: iter(batches), most) == period, "batches that end begin again"
+
+
+def test_batches_without_tensors_are_not_said_to_repeat() -> None:
+    assert repeated_after(lambda: iter([["a"], ["b"]] * 9), 36) is None

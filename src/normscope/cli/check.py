@@ -148,14 +148,16 @@ def command(
         ),
     ] = None,
     refine: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
-            help="Try the four best learning rates again, and those in doubt around the largest that trains, "
-            "over this many steps: 140 name better ones, in about three times the time. Implies --forecast.",
+            help="With --forecast: steps over which the four best learning rates are tried again; those in "
+            "doubt around the largest that trains are tried over 300. Default: 140. 0 leaves both out: "
+            "about a third of the time, and less certain rates.",
             metavar="STEPS",
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     try_remedies: Annotated[
         bool,
         typer.Option("--try-remedies", help="If the forecast fails, try the remedies and rank them."),

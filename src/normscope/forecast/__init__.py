@@ -11,7 +11,7 @@ is in docs/forecast.md.
 
 from normscope.forecast.baseline import best_constant
 from normscope.forecast.divergence import divergence_risk
-from normscope.forecast.ladder import LADDER_STEPS, forecast_ladder, rates_around
+from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS, forecast_ladder, rates_around
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
     AtScale,
@@ -32,6 +32,7 @@ from normscope.forecast.targets import (
 
 __all__ = [
     "LADDER_STEPS",
+    "REFINED_STEPS",
     "AtScale",
     "BestRate",
     "Forecast",

@@ -29,20 +29,27 @@ CANDIDATES = 4
 better (31 ladders that are not held out)."""
 
 
-def best_rate(rungs: Sequence[Forecast]) -> BestRate:
+def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
     """The rate to use, its range, and why there is none where there is none.
 
     A trial that was stopped half-way, see `stopping`, is no candidate.
 
     Args:
         rungs: forecasts of one model at several rates, with the same warm-up.
+        refined: steps of the longer trials that count; 0 for the longest there are.
     """
-    ends = _ends(rungs)
+    ends = _ends(rungs, refined) or _ends(rungs)
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
     if len(ends) == 1:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
-        words = f"the only tested rate that does not fail{open_}; test others near it"
+        others = any(not rung.failed for rung in rungs if rung is not ends[0][0])
+        only = (
+            "the only rate whose longer trial does not fail"
+            if others
+            else "the only tested rate that does not fail"
+        )
+        words = f"{only}{open_}; test others near it"
         return BestRate(ends[0][0].lr, None, None, words)
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
@@ -54,21 +61,31 @@ def best_rate(rungs: Sequence[Forecast]) -> BestRate:
 
 
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
-    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses."""
+    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses.
+
+    There are none where no rate can be named, however long the trials: without a loss to beat.
+    """
+    if not any(rung.trains or rung.baseline.loss is not None for rung in rungs):
+        return []
     return [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
 
 
-def _ends(rungs: Sequence[Forecast]) -> list[tuple[Forecast, float]]:
+def _ends(rungs: Sequence[Forecast], steps: int = 0) -> list[tuple[Forecast, float]]:
     """The rungs that do not fail and have a whole trial, each with its predicted loss; by learning rate."""
     healthy = [r for r in rungs if r.curve and (r.trains or r.outcome in ("slow", "undecided"))]
-    longest = max((rung.curve[-1].step for rung in healthy), default=0)
-    whole = sorted((r for r in healthy if 4 * r.curve[-1].step > 3 * longest), key=lambda rung: rung.lr)
+    longest = steps or max((rung.last_step for rung in healthy), default=0)
+    whole = sorted((r for r in healthy if 4 * r.last_step > 3 * longest), key=lambda rung: rung.lr)
     return [(rung, end) for rung in whole if (end := end_loss(rung)) is not None]
 
 
 def _is_promising(rung: Forecast) -> bool:
-    """Whether an undecided rung may be named: not where nothing is known that its loss should get under."""
-    return rung.outcome == "undecided" and rung.baseline.loss is not None
+    """Whether a rung may be named that is not said to train.
+
+    An undecided one may, and a masked model's slow one, which often needs more than 300 steps; not where
+    nothing is known that its loss should get under.
+    """
+    is_open = rung.outcome == "undecided" or (rung.hidden and rung.outcome == "slow")
+    return is_open and rung.baseline.loss is not None
 
 
 def _rounded(rate: float) -> float:

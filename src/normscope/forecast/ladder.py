@@ -24,9 +24,11 @@ from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import hides_targets
-from normscope.train import Recipe, in_flushed_thread
+from normscope.train import CRITERION_STEPS, Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
+REFINED_STEPS = 140
+"""Steps over which the best rates are tried again, unless said otherwise; see docs/forecast.md."""
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""
@@ -46,6 +48,8 @@ def forecast_ladder(
     progress: Progress | None = None,
     *,
     refine: int = 0,
+    whole: bool = False,
+    again: Progress | None = None,
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
@@ -56,9 +60,10 @@ def forecast_ladder(
     Args:
         rates: learning rates in any order; each is tried once.
         progress: called as `progress(step, steps)` over the steps of the whole ladder.
-        refine: steps of a second, longer trial of the rates that may be the best, and of those in doubt
-            around the largest that trains; its forecasts count then. A range test adds to the risk of
-            divergence. 0 for none.
+        refine: steps of a second, longer trial of the rates that may be the best, whose forecasts count
+            then, and a range test, which adds to the risk of divergence; 0 for none of both.
+        whole: whether rates in doubt around the largest that trains are tried again over a whole run.
+        again: called like `progress` over the steps of longer trials; `progress` itself by default.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -66,7 +71,8 @@ def forecast_ladder(
     """
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
     configs = _at_rates(longer, rates)
-    ladder = _Ladder(subject, anatomy, progress or (lambda step, steps: None), len(configs))
+    progress = progress or (lambda step, steps: None)
+    ladder = _Ladder(subject, anatomy, progress, len(configs), again or progress)
     low = [config for config in configs if config.lr <= LOW * configs[-1].lr]
     try:
         ladder.try_all(configs[len(low) :])
@@ -74,13 +80,14 @@ def forecast_ladder(
         ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
+        if whole:
+            ladder.to_the_end(longer)
+        if refine:
             ladder.test_range(longer)
         warmup = ladder.warmup(longer)
     except KeyboardInterrupt as stop:
-        tried = sum(rung.outcome != "not measured" for rung in ladder.rungs)
-        words = f"not tried: interrupted after {tried} of {len(configs)} learning rates"
-        raise LadderInterrupted(ladder.result(Warmup(words, None))) from stop
-    best = with_warmup(best_rate(ladder.rungs), warmup)
+        raise LadderInterrupted(ladder.interrupted(refine)) from stop
+    best = with_warmup(best_rate(ladder.rungs, refine), warmup)
     larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
     return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
 
@@ -106,6 +113,8 @@ class _Ladder:
 
     Attributes:
         total: number of configs in all, for the progress.
+        again: progress of longer trials.
+        notes: remarks for the reader of the report, such as trials that could not be made.
         diverged: learning rate at which the loss diverged in a range test; None without one.
     """
 
@@ -113,7 +122,9 @@ class _Ladder:
     anatomy: Anatomy
     progress: Progress
     total: int
+    again: Progress = lambda step, steps: None
     rungs: list[Forecast] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     diverged: float | None = None
 
     def result(self, warmup: Warmup) -> LadderForecast:
@@ -125,8 +136,18 @@ class _Ladder:
             warmup.words,
             warmup.steps,
             ramps=warmup.trials,
+            notes=tuple(self.notes),
             range_test=self.diverged,
         )
+
+    def interrupted(self, refine: int) -> LadderForecast:
+        """The result after Ctrl-C; it names a rate to use if all rates were tried once."""
+        tried = sum(rung.outcome != "not measured" for rung in self.rungs)
+        found = self.result(
+            Warmup(f"not tried: interrupted after {tried} of {self.total} learning rates", None)
+        )
+        is_all = tried == self.total
+        return dataclasses.replace(found, best=best_rate(self.rungs, refine)) if is_all else found
 
     def try_all(self, configs: Sequence[Recipe], *, brief: bool = False) -> None:
         """Add a forecast of each of `configs`, which share their steps; `brief` as in `train_copies`."""
@@ -155,36 +176,51 @@ class _Ladder:
             self.try_all(tried, brief=True)
         for config, decision in decided:
             if decision is not None:
-                rung = as_forecast(decision, self.subject, self.anatomy, config, ())
-                self.rungs.append(dataclasses.replace(rung, certainty=certainty_by_larger(decision)))
+                self.rungs.append(self.untried(decision, config))
         self.rungs.sort(key=lambda rung: rung.lr)
+
+    def untried(self, decision: Decision, config: Recipe) -> Forecast:
+        """The forecast at a rate that larger ones decide."""
+        rung = as_forecast(decision, self.subject, self.anatomy, config, ())
+        said = certainty_by_larger(decision) if rung.outcome == decision.outcome else None
+        return dataclasses.replace(rung, certainty=said)
 
     def compare(self) -> None:
         """Judge each rung again, with the losses of the larger rates."""
         self.rungs = [compared(rung, self.rungs) for rung in self.rungs]
 
     def refine(self, config: Recipe) -> None:
-        """Try again, over `config.steps` steps, the best rates and those that decide the largest one."""
-        best = candidates(self.rungs)
-        self.try_again(config, best)
-        tried = [rung.lr for rung in best]
+        """Try again the best rates over `config.steps` steps."""
+        self.try_again(config, candidates(self.rungs))
+
+    def to_the_end(self, config: Recipe) -> None:
+        """Try again, over a whole run, the rates that decide the largest one and are in doubt.
+
+        They are tried one after the other, because each may move what decides.
+        """
+        whole = dataclasses.replace(config, steps=max(config.steps, CRITERION_STEPS))
+        tried = [rung.lr for rung in self.rungs if rung.last_step >= whole.steps]
         for _ in range(MOST_AGAIN):
             rung = in_doubt(self.rungs, tried)
             if rung is None:
-                break
-            self.try_again(config, [rung])
+                return
+            self.try_again(whole, [rung])
             tried.append(rung.lr)
 
     def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:
-        """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each."""
+        """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each.
+
+        Ctrl-C leaves the forecasts as they were: longer trials of a part cannot be compared with the rest.
+        """
         if not rungs:
             return
-        longer = _Ladder(self.subject, self.anatomy, self.progress, len(rungs))
-        try:
-            longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
-        finally:  # Ctrl-C leaves the first forecasts of rates that were not tried again
-            again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
-            self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
+        longer = _Ladder(self.subject, self.anatomy, self.again, len(rungs), self.again)
+        longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
+        again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
+        self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
+        for rung in longer.rungs:
+            if rung.outcome == "not measured":
+                self.notes.append(f"no trial of {config.steps} steps at {rung.lr:g}: {rung.reason}")
         self.compare()
 
     def test_range(self, config: Recipe) -> None:
@@ -192,7 +228,7 @@ class _Ladder:
         if all(rung.divergence is None for rung in self.rungs):
             return
         try:
-            found = range_test(self.subject, config, self.progress)
+            found = range_test(self.subject, config, self.again)
         except Exception as error:
             if not is_model_error(error):
                 raise

@@ -1,11 +1,13 @@
 """The largest learning rate that trains: which rung decides it, where the trials leave that in doubt."""
 
+import math
 from collections.abc import Collection, Sequence
 
+from normscope.forecast.best_rate import end_loss
 from normscope.forecast.record import Forecast
 
 MOST_AGAIN = 4
-"""Most rungs around the largest rate that are tried again in a longer trial."""
+"""Most rungs around the largest rate that are tried again, over a whole run."""
 
 
 def largest_rate(rungs: Sequence[Forecast]) -> float | None:
@@ -17,16 +19,28 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
     """The rung that decides the largest rate that trains and is not sure; None if none is left.
 
     It is the largest that trains, or the next above it. Where none trains, it is the likeliest to train of
-    those that are not merely slow.
+    those that are not merely slow. Without a loss to beat, nothing can decide it.
 
     Args:
         rungs: forecasts of one model, ascending in the learning rate.
-        tried: rates that had a longer trial, or could not have one; they are not in doubt any more.
+        tried: rates that had a whole run, or could not have one; they are not in doubt any more.
     """
     trained = [k for k, rung in enumerate(rungs) if rung.trains]
-    known = [k for k, rung in enumerate(rungs) if rung.certainty is not None and rung.outcome != "slow"]
+    if any(rung.baseline.loss is None for rung in rungs):
+        return None
     if trained:
-        deciding = [*trained[-1:], *range(trained[-1] + 1, len(rungs))[:1]]
+        deciding = [rungs[k] for k in range(trained[-1], len(rungs))[:2]]
     else:
-        deciding = sorted(known, key=lambda k: rungs[k].certainty or 0.0)[-1:]
-    return next((rungs[k] for k in deciding if not rungs[k].is_sure and rungs[k].lr not in tried), None)
+        deciding = sorted((rung for rung in rungs if _may_train(rung)), key=_likelihood)[-1:]
+    return next((rung for rung in deciding if not rung.is_sure and rung.lr not in tried), None)
+
+
+def _may_train(rung: Forecast) -> bool:
+    """Whether a longer trial may show that a rung trains which is not said to."""
+    return rung.outcome == "undecided" or (rung.certainty is not None and rung.outcome != "slow")
+
+
+def _likelihood(rung: Forecast) -> tuple[float, float]:
+    """Order of rungs by how likely they train: an open one is at 0.5, and among those the loss decides."""
+    end = end_loss(rung)
+    return 0.5 if rung.certainty is None else rung.certainty, -math.inf if end is None else -end

@@ -83,7 +83,9 @@ class _Run:
             f"with a warm-up over {ramp} steps, "
             f"{rescued.reason}"
         )
-        return self.result(Decision("needs-warmup", said, score=rescued.score))
+        if rescued.is_whole and rescued.outcome != "trains":
+            return self.result(dataclasses.replace(rescued, reason=said))
+        return self.result(dataclasses.replace(rescued, outcome="needs-warmup", reason=said))
 
     def attempt(self, warmup: int) -> Decision:
         """Train once from the start with this warm-up; in the original where a copy does not learn."""
@@ -109,7 +111,7 @@ def as_forecast(
     decision: Decision, subject: Subject, anatomy: Anatomy, config: Recipe, curve: Sequence[ForecastStep]
 ) -> Forecast:
     """A decision with its trial and measurements; no run on ids that look random is said to train."""
-    size = None if subject.unigram_entropy is not None else num_random_ids(subject.batch)
+    size = None if subject.baseline.loss is not None else num_random_ids(subject.batch)
     if decision.outcome == "trains" and size is not None:  # as for noise: only a failure would decide
         bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
         said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
@@ -147,7 +149,7 @@ def why_not_tried(subject: Subject, config: Recipe) -> str | None:
 
 def is_model_error(error: Exception) -> bool:
     """Whether the error means that the model cannot be trained as it is; out of memory does not."""
-    kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+    kinds = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError)
     return isinstance(error, kinds) and not isinstance(error, UsageError) and not is_out_of_memory(error)
 
 

@@ -204,9 +204,10 @@ class LadderForecast:
         warmup: sentence on whether the wanted learning rate needs a warm-up, and of how many steps.
         warmup_steps: the shortest that helped in its trial, a lower bound; 0 where no warm-up is needed, None
             where none helped or none was tried.
-        best: the learning rate to use; None for a ladder that was interrupted.
+        best: the learning rate to use; None for a ladder that was interrupted before all rates were tried.
         ramps: forecasts of the wanted learning rate with a warm-up, in the order in which they were tried.
         at_scale: the learning rates to expect at other sizes; None for a ladder that was interrupted.
+        notes: remarks for the reader of the report.
         range_test: learning rate at which the loss diverged in a range test, the last one (10) where it did
             not; None where none was made. A part of the risk of divergence.
     """
@@ -218,6 +219,7 @@ class LadderForecast:
     best: BestRate | None = None
     ramps: tuple[Forecast, ...] = ()
     at_scale: AtScale | None = None
+    notes: tuple[str, ...] = ()
     range_test: float | None = None
 
     def same_run(self, forecast: Forecast) -> Forecast | None:

@@ -2,8 +2,8 @@
 
 A run trains if three margins are above zero. *Pace*: the loss falls towards the unigram entropy fast enough
 for 300 steps. *Life*: tokens still differ at the stack's output. *Pull*: batches agree on separating them
-further. The smallest margin is the score. docs/forecast.md names the runs that set the thresholds, and those
-that tested them.
+further. The smallest margin is the score. A trial as long as a run is judged by the loss at its end alone.
+docs/forecast.md names the runs that set the thresholds, and those that tested them.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.train import CRITERION_STEPS
 
 EXTENSION = 5  # further steps of an undecided trial, once
 WORSE = 1.5  # loss over the first loss from which the run diverges
@@ -39,12 +40,17 @@ DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome, its reason as a sentence, whether a few more steps may decide it, and the score."""
+    """An outcome, its reason as a sentence, whether a few more steps may decide it, and the score.
+
+    Attributes:
+        is_whole: whether the trial was as long as the run, so that its own loss decided.
+    """
 
     outcome: Outcome
     reason: str
     in_doubt: bool = False
     score: float | None = None
+    is_whole: bool = False
 
     @property
     def failed(self) -> bool:
@@ -85,21 +91,75 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
+    found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
+    if last.step < CRITERION_STEPS or baseline is None or not math.isfinite(last.recent_loss or math.nan):
+        return found
+    return _by_run(found, curve, baseline, unit, _baseline_name(tokens, unit), hidden)
+
+
+def _by_trial(
+    curve: Sequence[ForecastStep],
+    baseline: float | None,
+    unit: float,
+    tokens: bool,
+    hidden: bool,
+    warmup: int,
+    ahead: float | None,
+) -> Decision:
+    """Decide a run that has not diverged from the margins of its first steps."""
+    last = curve[-1]
     margins = _margins(curve, baseline, unit, tokens, warmup, ahead)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
     if baseline is not None and has_learnt(last, baseline, unit):
-        said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens)}, {baseline:.3g}"
+        said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, baseline, unit, margins, _baseline_name(tokens))
+        return _by_loss(curve, baseline, unit, margins, _baseline_name(tokens, unit))
     if not tokens:
         return _by_agreement(curve, margins, baseline)
-    found = _by_margins(curve, margins, score)
+    found = _by_margins(curve, margins, score, _baseline_name(tokens, unit))
     if hidden and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
+
+
+def _by_run(
+    found: Decision,
+    curve: Sequence[ForecastStep],
+    baseline: float,
+    unit: float,
+    name: str,
+    hidden: bool,
+) -> Decision:
+    """Decide a trial that is as long as a run by its mean loss at the end, as `train.trains` does.
+
+    A run is stuck if it stands still at the baseline. A masked model is not: it often leaves it later.
+
+    Args:
+        found: the decision from the margins; it names the kind of a failure.
+        hidden: whether the input hides the targets.
+    """
+    last, half = curve[-1], half_way(curve)
+    assert last.recent_loss is not None
+    under = baseline - last.recent_loss
+    said = f"the mean loss of the last batches is {last.recent_loss:.4g} after {last.step} steps"
+    score = min(-WORST, max(WORST, under / unit - LEARNT))
+    if score >= 0:
+        return Decision("trains", f"{said}, under the {name}, {baseline:.4g}", score=score, is_whole=True)
+    if found.failed and not (hidden and found.outcome == "plateau"):
+        why = found.reason if said in found.reason else f"{found.reason}; {said}"
+        return Decision(found.outcome, why, score=score, is_whole=True)
+    said += f", not {LEARNT * unit:.2g} under the {name}, {baseline:.4g}"
+    has_stopped = half.recent_loss is not None and half.recent_loss - last.recent_loss < LEARNT * unit
+    stuck = not hidden and has_stopped and -LEARNT < under / unit < HELD
+    return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
+
+
+def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
+    """The measurement nearest to half of the trial's steps."""
+    return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))
 
 
 def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
@@ -178,7 +238,7 @@ def rise(
     A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
     """
     last = curve[-1]
-    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
+    half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None:
         return None
     risen, above = last.recent_loss - half.recent_loss, last.recent_loss - baseline
@@ -195,7 +255,7 @@ def pace(
     or has come near it.
     """
     first, last = curve[0], curve[-1]
-    half = min(curve, key=lambda each: abs(each.step - last.step / 2))
+    half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
     losses = (first.loss, half.recent_loss, last.recent_loss)
@@ -266,7 +326,9 @@ def _by_loss(
     return Decision("undecided", f"{said}, which decides nothing yet")
 
 
-def _by_margins(curve: Sequence[ForecastStep], margins: Mapping[str, float], score: float | None) -> Decision:
+def _by_margins(
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], score: float | None, name: str
+) -> Decision:
     last, diversity = curve[-1], last_diversity(curve[-1])
     if last.step < FEW:
         return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
@@ -282,7 +344,7 @@ def _by_margins(curve: Sequence[ForecastStep], margins: Mapping[str, float], sco
         stuck = f"{_figures(curve)}, and batches do not agree on separating the tokens again {scores}"
         return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
     if margins.get("pace", 0.0) < 0:
-        return _slow(curve, margins["pace"], _baseline_name(tokens=True))
+        return _slow(curve, margins["pace"], name)
     also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
 
@@ -325,9 +387,9 @@ def _by_agreement(
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
 
-def _baseline_name(tokens: bool) -> str:
-    """The baseline in words."""
-    return "unigram entropy" if tokens else "loss without the input"
+def _baseline_name(tokens: bool, unit: float = 1.0) -> str:
+    """The baseline in words: only nats have a unigram entropy, and the unit of another loss is not 1."""
+    return "unigram entropy" if tokens and unit == 1.0 else "loss without the input"
 
 
 def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:

@@ -159,7 +159,7 @@ class Looker:
     ) -> tuple[Measurements, list[str]]:
         """The measurements, and for each probe that failed its name and the reason."""
         if self._inputs is None:
-            raise ValueError("no forward with gradients has been seen")
+            raise ValueError("no forward with gradients has been seen whose arguments could be held")
         if not anatomy.stacks:
             raise ValueError("no residual stream was read")
         if is_sharded(self._model):

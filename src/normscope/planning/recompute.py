@@ -95,12 +95,12 @@ def _paths(given: Any) -> tuple[str, ...]:
     if not isinstance(given, Iterable):
         kind = type(given).__name__
         raise UsageError(f"paths of type {kind}", "a list of paths of modules", "give plan.recompute")
-    paths = tuple(dict.fromkeys(given))
+    paths = list(given)
     for path in paths:
         if not isinstance(path, str):
-            given = f"a path of type {type(path).__name__}"
-            raise UsageError(given, "the path of a module, as text", "take a path of named_modules()")
-    return paths
+            kind = f"a path of type {type(path).__name__}"
+            raise UsageError(kind, "the path of a module, as text", "take a path of named_modules()")
+    return tuple(dict.fromkeys(paths))
 
 
 def _nearest(path: str, known: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
 from normscope.forecast.range_test import LAST
-from normscope.forecast.rule import LONG
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
 from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
@@ -54,11 +53,7 @@ def ladder_words(ladder: LadderForecast) -> str:
     number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
-    is_refined = any(rung.steps > LONG for rung in ladder.rungs)
-    said = f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
-    if is_refined or not rate_to_use(ladder):
-        return said
-    return f"{said}; longer trials name better rates: --refine 140"
+    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
 
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
@@ -71,7 +66,7 @@ def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
     here = "decided by the loss of larger rates" if rung.is_untried else f"of {rung.last_step} steps"
     return (
         f"at {trial.lr:g} the run's trial of {trial.steps} steps says {trial.outcome}, and the one here, "
-        f"{here}, says {rung.outcome}; trust this one, which also has the losses of the other rates"
+        f"{here}, says {rung.outcome}; the verdict rests on the former"
     )
 
 

@@ -82,7 +82,7 @@ def certainty_in_words(forecast: Forecast) -> str:
     return f"{said}: {NEAR_LIMIT}" if differs_from_certainty(forecast) else said
 
 
-NEAR_LIMIT = "near the limit between slow and trains, where runs go either way"
+NEAR_LIMIT = "near the limit, where runs go either way"
 
 
 def differs_from_certainty(forecast: Forecast) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from normscope.forecast import Forecast
-from normscope.forecast.rule import ENOUGH, PARTED
+from normscope.forecast.rule import ENOUGH, HELD, LEARNT, PARTED
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
 from normscope.rules.trial import trial_hit
+from normscope.train import CRITERION_STEPS
 
 
 @rule(
@@ -16,8 +17,9 @@ from normscope.rules.trial import trial_hit
         output. A model leaves that plateau only while different inputs give different outputs and gradients
         of different batches agree. Where neither holds, more steps do not help.""",
     threshold=f"""The forecast's outcome is plateau: a token diversity under {PARTED:g} and a pull (coherence
-        + 3·alignment) under {ENOUGH:g}. A healthy run that is only slow has the outcome "slow", which is no
-        finding.""",
+        + 3·alignment) under {ENOUGH:g}; or, after {CRITERION_STEPS} steps, a mean loss that has stopped
+        falling, less than {LEARNT:g} nats above the unigram entropy and less than {HELD:g} under it. A healthy
+        run that is only slow has the outcome "slow", which is no finding.""",
     source="""Our ladders of learning rates, 300 steps each, tuned on some and reported on others
         (docs/forecast.md).""",
     remedy="""Warm up over at least 100 steps, divide the learning rate by 3 to 10, or put the norms inside

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import stack_module_state
 
+from normscope.errors import describe
 from normscope.nn.tensors import tensors_of
 from normscope.train.live import LiveOptimizers
 from normscope.train.recipe import Recipe
@@ -52,7 +53,7 @@ def _tried(model: nn.Module, batch: Any, loss: LossOf) -> str | None:
         losses = called(parameters, buffers, stack_batches([batch, batch]))
         losses.sum().backward()
     except Exception as error:  # the model's code may raise anything under vmap; report its message
-        return f"{type(error).__name__} under torch.vmap: {str(error).strip().splitlines()[0]}"
+        return f"under torch.vmap: {describe(error)}"
     if all(p.grad is None for p in parameters.values()):
         return "its loss does not reach the weights of the given model"
     gradient = torch.cat([_gradient(p)[0].flatten() for p in parameters.values() if p.requires_grad])

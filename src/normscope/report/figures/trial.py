@@ -155,8 +155,12 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
     unigram = rungs[0].unigram_entropy
     losses = [rung.curve[-1].loss for rung in rungs]
     about = "Loss of the fixed batch at the end of each trial, in nats. The strip shows each trial's outcome."
-    if len({rung.curve[-1].step for rung in rungs}) > 1:
-        about += " Trials with a clear outcome are shorter: their losses are not comparable with the others'."
+    steps = sorted({rung.last_step for rung in rungs})
+    if len(steps) > 1:
+        about += (
+            f" Trials took {steps[0]} to {steps[-1]} steps: clear ones are shorter, the best rates and those "
+            "in doubt longer. Only losses after the same number of steps are comparable."
+        )
     if unigram is not None:
         about += " Dashed: unigram entropy of the text."
     log = is_log(losses)

@@ -1,0 +1,76 @@
+"""How far runs that differ by their seed or by rounding end apart, near the loss that they must get under.
+
+    python -m benchmarks.regimes.spread TRUTH
+
+A run of 300 steps is a forecast of the same run with another seed (replica 1) or rounding (replica 2).
+Its certainty is a logistic function of its margin over `forecast.certainty.SPREAD`. Printed is the likelihood
+of each spread, on the ladders that the rule is set on and on the others, and how often sure ones were right.
+"""
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.process import records_of
+from benchmarks.regimes.case import NATS, STEPS, Case
+from benchmarks.regimes.cases import CASES
+from benchmarks.regimes.forecasts import name_of
+from benchmarks.regimes.scores import Record
+from normscope.forecast.certainty import MOST
+from normscope.forecast.record import SURE
+
+SPREADS = (0.02, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.08, 0.1)
+FARTHEST = 3.0
+"""Largest margin that counts, and that of a run whose loss was not finite, with the sign of a failure."""
+Pair = tuple[float, bool]
+"""Margin of a run, and whether another replica of it trained."""
+
+
+def pairs(case: Case, runs: Sequence[Record]) -> list[Pair]:
+    """The margin of replica 0 with the outcome of each other one."""
+    first, *others = sorted(runs, key=lambda run: int(run["replica"]))
+    unit = first["baseline"] if case.feed.is_regression else 1.0
+    under = -math.inf if first["last"] is None else (first["baseline"] - first["last"]) / unit
+    margin = min(FARTHEST, max(-FARTHEST, under - NATS))
+    return [(margin, run["trains"]) for run in others]
+
+
+def certainty(margin: float, spread: float) -> float:
+    """Probability that another replica trains."""
+    return min(MOST, max(1 - MOST, 1 / (1 + math.exp(-margin / spread))))
+
+
+def table(found: Sequence[Pair]) -> str:
+    """A line for each spread."""
+    lines = []
+    for spread in SPREADS:
+        said = [(certainty(margin, spread), trained) for margin, trained in found]
+        likelihood = sum(math.log(p if trained else 1 - p) for p, trained in said)
+        sure = [(p > 0.5) == trained for p, trained in said if max(p, 1 - p) >= SURE]
+        lines.append(
+            f"  {spread:g}: log-likelihood {likelihood:.1f}, {sum(sure)} of {len(sure)} sure ones right"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("truth", type=Path)
+    cells: dict[tuple[str, float], list[Record]] = defaultdict(list)
+    for run in records_of(parser.parse_args().truth):
+        cells[run["case"], run["lr"]].append(run)
+    cases = {name_of(case): case for case in CASES if case.steps == STEPS}
+    for is_seen, words in ((True, "set on"), (False, "not set on")):
+        found = [
+            pair
+            for (name, _), runs in cells.items()
+            if name in cases and (cases[name].part == "seen") == is_seen
+            for pair in pairs(cases[name], runs)
+        ]
+        print(f"{words}, {len(found)} pairs of runs:\n{table(found)}")
+
+
+if __name__ == "__main__":
+    main()
