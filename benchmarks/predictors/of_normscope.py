@@ -23,7 +23,7 @@ def of_normscope(setting: Setting) -> list[Prediction]:
 
 
 def refined_normscope(setting: Setting) -> list[Prediction]:
-    """The risk of a ladder with longer trials of its best rates and a range test, as `--forecast` has them."""
+    """The risk of a ladder with longer trials of its best rates and a range test, as `--forecast` has it."""
     return [refined_prediction(forecast_of(setting, REFINE))]
 
 
