@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.process import records_of, wilson
+from benchmarks.regimes.case import STEPS
 from benchmarks.regimes.judged import forecast_of
 from benchmarks.regimes.scores import Scored, ladders
-from normscope.forecast import BestRate
+from normscope.forecast import BestRate, Forecast
 from normscope.forecast.best_rate import best_rate
+from normscope.forecast.rule import LONG
 
 NEAR = 2.0
 
@@ -66,12 +68,18 @@ class Named:
 
 def named(ladder: Scored) -> Named:
     """The rate that the rule names from a ladder's stored measurements."""
-    said = best_rate([forecast_of(cell.forecast) for cell in ladder.cells])
+    rungs = [forecast_of(cell.forecast) for cell in ladder.cells]
+    said = best_rate(rungs, _refined(rungs))
     best = []
     for number in range(len(ladder.cells[0].runs)):
         ended = [cell for cell in ladder.cells if cell.runs[number]["last"] is not None]
         best.append(min(ended, key=lambda cell: cell.runs[number]["last"]).forecast["lr"])
     return Named(ladder, said, tuple(best))
+
+
+def _refined(rungs: Sequence[Forecast]) -> int:
+    """Steps of the longer trials of the best rates; 0 without any."""
+    return max((rung.steps for rung in rungs if LONG < rung.steps < STEPS), default=0)
 
 
 def table(found: Sequence[Named]) -> str:

@@ -244,3 +244,15 @@ def test_where_nothing_can_be_named_nothing_is_tried_again() -> None:
     assert candidates(unknown) == []
     assert best_rate(unknown).rate is None
     assert candidates([dataclasses.replace(unknown[0], outcome="trains"), *unknown[1:]])
+
+
+def test_a_whole_run_is_compared_by_its_loss_at_the_steps_of_the_others() -> None:
+    """The extrapolated losses of the others are too high, so that its loss at the end would win."""
+    again = [_as_long(r, 160) for r in ladder(3e-4)]
+    early = again[4]
+    ended = tuple(
+        dataclasses.replace(early.curve[-1], step=step, loss=1.0, recent_loss=1.0) for step in (290, 300)
+    )
+    whole = dataclasses.replace(early, steps=CRITERION_STEPS, curve=(*early.curve, *ended))
+    assert best_rate([*again[:4], whole], 160).rate == best_rate(again, 160).rate
+    assert best_rate([*again[:4], whole]).rate == whole.lr

@@ -10,6 +10,7 @@ one or two healthy rates it is the better one. One rate alone has no range.
 docs/forecast.md has the evidence.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ ALIKE = 0.05
 """Rates whose loss is predicted to fall this much less than at the best, as a share, are as good."""
 FEWEST = 3
 """Measurements of a trial that are needed to extrapolate its loss."""
+SLACK = 1.25
+"""Factor on the steps of a longer trial within which a measurement of a whole run is compared with it."""
 CANDIDATES = 4
 """Rates that are tried again in a longer trial. With 2 or 3, the best one was missing more often; 5 were no
 better (31 ladders that are not held out)."""
@@ -38,6 +41,8 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
         rungs: forecasts of one model at several rates, with the same warm-up.
         refined: steps of the longer trials that count; 0 for the longest there are.
     """
+    if refined:
+        rungs = [_cut(rung, refined) for rung in rungs]
     ends = _ends(rungs, refined) or _ends(rungs)
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
         return BestRate(None, None, None, "none of the tested rates trains")
@@ -58,6 +63,16 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
     return BestRate(
         _rounded(2**rate), _rounded(2**low), _rounded(2**high), _edge(rungs, ends[-1][0], rates, losses)
     )
+
+
+def _cut(rung: Forecast, steps: int) -> Forecast:
+    """A rung with the measurements of its first `steps` steps, or a few more.
+
+    A loss that was measured after a whole run is no match for those that are extrapolated to its end, which
+    are too high.
+    """
+    kept = tuple(each for each in rung.curve if each.step <= SLACK * steps)
+    return rung if len(kept) < FEWEST else dataclasses.replace(rung, curve=kept)
 
 
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:

@@ -18,8 +18,8 @@ from normscope.train import CRITERION_STEPS
         of different batches agree. Where neither holds, more steps do not help.""",
     threshold=f"""The forecast's outcome is plateau: a token diversity under {PARTED:g} and a pull (coherence
         + 3·alignment) under {ENOUGH:g}; or, after {CRITERION_STEPS} steps, a mean loss that has stopped
-        falling, less than {LEARNT:g} nats above the unigram entropy and less than {HELD:g} under it. A healthy
-        run that is only slow has the outcome "slow", which is no finding.""",
+        falling, less than {LEARNT:g} nats above the unigram entropy and less than {HELD:g} under it. A
+        healthy run that is only slow has the outcome "slow", which is no finding.""",
     source="""Our ladders of learning rates, 300 steps each, tuned on some and reported on others
         (docs/forecast.md).""",
     remedy="""Warm up over at least 100 steps, divide the learning rate by 3 to 10, or put the norms inside
