@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
-from normscope.errors import UsageError
+from normscope.errors import UsageError, describe
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
@@ -232,6 +232,7 @@ class _Ladder:
         except Exception as error:
             if not is_model_error(error):
                 raise
+            self.notes.append(f"no range test was made: {describe(error)}")
             return
         self.diverged = None if found is None else found.diverged
 
