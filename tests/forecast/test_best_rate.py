@@ -256,3 +256,18 @@ def test_a_whole_run_is_compared_by_its_loss_at_the_steps_of_the_others() -> Non
     whole = dataclasses.replace(early, steps=CRITERION_STEPS, curve=(*early.curve, *ended))
     assert best_rate([*again[:4], whole], 160).rate == best_rate(again, 160).rate
     assert best_rate([*again[:4], whole]).rate == whole.lr
+
+
+@pytest.mark.parametrize(("loss", "is_one"), [(3.9, True), (4.6, False)])
+def test_a_trial_that_stopped_half_way_is_a_candidate_if_it_was_ahead(loss: float, is_one: bool) -> None:
+    """The trials of 40 steps are measured after 20; this one stopped there."""
+    whole = [dataclasses.replace(rung(lr, 4.5, 4.0), curve=_finely(4.5, 4.0)) for lr in RATES[:2]]
+    stopped = dataclasses.replace(rung(1e-3, loss, loss), curve=_finely(loss, loss)[:3])
+    assert (stopped in candidates([*whole, stopped])) == is_one
+    assert candidates([stopped]) == [stopped], "there is nothing else"
+    assert stopped not in candidates([*whole, dataclasses.replace(stopped, outcome="collapses")])
+
+
+def _finely(half: float, last: float) -> tuple[ForecastStep, ...]:
+    steps = ((0, FIRST), (10, 5.0), (20, half), (30, (half + last) / 2), (40, last))
+    return tuple(ForecastStep(step, loss, loss, {"decoder": 0.1}) for step, loss in steps)

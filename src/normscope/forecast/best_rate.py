@@ -76,21 +76,34 @@ def _cut(rung: Forecast, steps: int) -> Forecast:
 
 
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
-    """The `CANDIDATES` rungs that may be the best: those with the lowest predicted losses.
+    """The rungs that may be the best: the `CANDIDATES` with the lowest predicted losses.
 
-    There are none where no rate can be named, however long the trials: without a loss to beat.
+    A trial that was stopped half-way is one too, if it was ahead of one of these by then. There are none
+    where no rate can be named, however long the trials: without a loss to beat.
     """
     if not any(rung.trains or rung.baseline.loss is not None for rung in rungs):
         return []
-    return [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
+    chosen = [rung for rung, _ in sorted(_ends(rungs), key=lambda each: each[1])[:CANDIDATES]]
+    stopped = [rung for rung in _healthy(rungs) if rung not in chosen and rung.is_half]
+    half = min((rung.last_step for rung in stopped), default=0)
+    ends = [end for rung in chosen if (end := end_loss(_cut(rung, half))) is not None]
+    return [
+        *chosen,
+        *(r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)),
+    ]
 
 
 def _ends(rungs: Sequence[Forecast], steps: int = 0) -> list[tuple[Forecast, float]]:
     """The rungs that do not fail and have a whole trial, each with its predicted loss; by learning rate."""
-    healthy = [r for r in rungs if r.curve and (r.trains or r.outcome in ("slow", "undecided"))]
+    healthy = _healthy(rungs)
     longest = steps or max((rung.last_step for rung in healthy), default=0)
     whole = sorted((r for r in healthy if 4 * r.last_step > 3 * longest), key=lambda rung: rung.lr)
     return [(rung, end) for rung in whole if (end := end_loss(rung)) is not None]
+
+
+def _healthy(rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The rungs that were tried and do not fail."""
+    return [r for r in rungs if r.curve and (r.trains or r.outcome in ("slow", "undecided"))]
 
 
 def _is_promising(rung: Forecast) -> bool:

@@ -108,6 +108,11 @@ class Forecast:
         return not self.curve and self.outcome != "not measured"
 
     @property
+    def is_half(self) -> bool:
+        """Whether the trial was stopped half-way, because its outcome was clear."""
+        return bool(self.curve) and 4 * self.last_step <= 3 * self.steps
+
+    @property
     def last_step(self) -> int:
         """Step of the last measurement; 0 without any."""
         return self.curve[-1].step if self.curve else 0
