@@ -17,7 +17,7 @@ class Kept(Generic[Run]):
 
     Attributes:
         lines: of kind "truth" (300 steps of a run with some remedies or none), "again" (a later ranking of a
-            missed run), and `rankings`.
+            missed run), "other seed" (300 steps of the first-ranked with another seed), and `rankings`.
         run_of: the run that a line belongs to.
         rankings: kind of the lines with every remedy forecast on a run.
     """
@@ -52,6 +52,15 @@ class Kept(Generic[Run]):
     def order(self, run: Run) -> list[tuple[str, ...]]:
         """The remedies that apply, by rank."""
         return [tuple(a["names"]) for a in self.attempts(run) if a["status"] != "not applicable"]
+
+    def another(self, run: Run) -> Line | None:
+        """Result of the first-ranked remedy with another seed; None if it was not run."""
+        found = [
+            line
+            for line in self._of("other seed", run)
+            if (tuple(line["names"]),) == tuple(self.order(run)[:1])
+        ]
+        return found[-1] if found else None
 
     def ranked_again(self, run: Run) -> tuple[str, ...]:
         """The remedy that the later ranking of a missed run puts first; empty if there is none."""

@@ -3,6 +3,7 @@
     python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out, fresh; forecasts all
     python -m benchmarks.remedies_regimes_grid train --part seen       # trains by rank until one rescues
     python -m benchmarks.remedies_regimes_grid both --part seen        # does both, one run after another
+    python -m benchmarks.remedies_regimes_grid another --part seen     # the same with another seed
     python -m benchmarks.remedies_regimes_grid train NAME … --part seen --only WORD   # trains these remedies
 
 Lines are appended to benchmarks/remedies_regimes.jsonl; lines that are there are not made again. After a
@@ -39,11 +40,12 @@ PARTS = {"seen": SEEN, "held-out": HELD_OUT, "fresh": FRESH}
 Read = tuple[Subject, Anatomy, Recipe]
 
 
-def read(run: FailingRun) -> Read:
-    """The subject as `check` makes it, its anatomy, and the settings of the run."""
+def read(run: FailingRun, seed: int | None = None) -> Read:
+    """The subject as `check` makes it, its anatomy, and the settings of the run; at another seed if given."""
     case = run.case
-    subject, _ = with_baseline(case.subject(case.seed))
-    recipe = Recipe(optimizer=case.optimizer, lr=run.lr, seed=case.seed, precision=case.precision)
+    seed = case.seed if seed is None else seed
+    subject, _ = with_baseline(case.subject(seed))
+    recipe = Recipe(optimizer=case.optimizer, lr=run.lr, seed=seed, precision=case.precision)
     return subject, read_anatomy(subject), recipe
 
 
@@ -110,18 +112,28 @@ def train(run: FailingRun, names: Sequence[str]) -> None:
     for each in [(name,) for name in names] or known().order(run)[:MOST]:
         if known().truth(run, each) is None:
             given = given or read(run)
-            _train(run, each, given)
+            _train("truth", run, each, given)
         if not names and known().trains(run, each):
             break
 
 
-def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
+def train_another(run: FailingRun) -> None:
+    """Train a run of another seed with the remedy that was ranked first.
+
+    A remedy that a whole run decided was chosen on the very run that `train` trains. The run with this seed,
+    replica 1 of the ladder, fails without a remedy too.
+    """
+    if (order := known().order(run)) and not known().another(run):
+        _train("other seed", run, order[0], read(run, run.case.seed + truth.OTHER))
+
+
+def _train(kind: str, run: FailingRun, names: tuple[str, ...], given: Read) -> None:
     start = time.process_time()
     try:
         changed, recipe = apply_all(names, *given)
         losses = losses_of(changed, recipe)
     except NotApplicable as error:
-        add("truth", run, names=list(names), not_applicable=error.reason)
+        add(kind, run, names=list(names), not_applicable=error.reason)
         return
     last = last_loss(losses) if len(losses) == CRITERION_STEPS else float("nan")
     row = {
@@ -130,7 +142,7 @@ def _train(run: FailingRun, names: tuple[str, ...], given: Read) -> None:
         "curve": list(map(rounded, means(losses))),
         "seconds": round(time.process_time() - start, 1),
     }
-    add("truth", run, names=list(names), **row)
+    add(kind, run, names=list(names), **row)
     print(run.words, names, row["last"], row["trains"], row["seconds"], flush=True)
 
 
@@ -153,7 +165,7 @@ def _in_turn(runs: Sequence[FailingRun]) -> list[FailingRun]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("rank", "train", "both"))
+    parser.add_argument("command", choices=("rank", "train", "both", "another"))
     parser.add_argument("names", nargs="*", help="remedies to train with")
     parser.add_argument("--part", choices=PARTS, default="seen")
     parser.add_argument("--only", default="", help="part of the runs' names")
@@ -165,10 +177,12 @@ def main() -> None:
     else:
         runs = _in_turn(runs)
     for run in runs:
-        if options.command != "train":
+        if options.command in ("rank", "both"):
             rank(run)
-        if options.command != "rank":
+        if options.command in ("train", "both"):
             train(run, options.names)
+        if options.command == "another":
+            train_another(run)
 
 
 if __name__ == "__main__":

@@ -46,10 +46,12 @@ def _row(lines: Kept[FailingRun], regime: str, part: str, runs: Sequence[Failing
     foreseen = [run for run in judged if lines.is_foreseen(run)]
     able = [run for run in judged if lines.rescuers(run)]
     low, high = wilson(len(hits), len(judged))
+    others = [line for run in judged if (line := lines.another(run)) is not None]
     missed = "; ".join(run.words for run in judged if run not in hits)
     how = (
         f"kept truth, {len(runs)} runs, {len(judged)} ranked; {len(foreseen)} are forecast to fail, and "
-        f"{sum(run in hits for run in foreseen)} of these are rescued; some remedy rescues {len(able)}"
+        f"{sum(run in hits for run in foreseen)} of these are rescued; some remedy rescues {len(able)}; with "
+        f"another seed {sum(line.get('trains', False) for line in others)} of {len(others)} train"
     )
     return row(
         f"{regime}, {part}: failing runs that the first-ranked remedy rescues",

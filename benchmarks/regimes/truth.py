@@ -25,12 +25,12 @@ from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.train import LAST, last_loss
 
 REPLICAS = 3
-_OTHER, _ROUNDING = 500, 1e-6
+OTHER, _ROUNDING = 500, 1e-6
 
 
 def runs(case: Case, replica: int) -> list[dict[str, Any]]:
     """The runs of one replica at all learning rates, trained as a stack if that is possible."""
-    seed = case.seed + _OTHER * (replica == 1)
+    seed = case.seed + OTHER * (replica == 1)
     subject = case.subject(seed)
     if replica == 2:
         _shake(subject.model, seed)
