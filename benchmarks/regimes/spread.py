@@ -1,4 +1,4 @@
-"""How far runs that differ by their seed or by rounding end apart, near the loss that they must get under.
+"""Spread of the last losses of runs that differ by their seed or by rounding, near the loss to get under.
 
     python -m benchmarks.regimes.spread TRUTH
 
