@@ -230,6 +230,7 @@ def test_a_whole_run_beside_refined_rates_counts_like_them() -> None:
     rungs = [*again, whole, short[4]]
     assert best_rate(rungs, 160).rate == pytest.approx(1e-4), "not the short one at 1e-2"
     assert best_rate([whole, *short[:3]], 160).rate == whole.lr, "nothing refined is left"
+    assert best_rate(short, 160) == best_rate(short), "no longer trial could be made"
 
 
 def _as_long(one: Forecast, steps: int) -> Forecast:
