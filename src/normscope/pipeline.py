@@ -51,8 +51,8 @@ from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
-from normscope.subjects.feed import repeated_after
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
+from normscope.subjects.repeats import period_of
 from normscope.timing import timed
 from normscope.train import CRITERION_STEPS, Recipe, described
 
@@ -299,6 +299,7 @@ def _keep(run: Check, stop: KeyboardInterrupt) -> None:
         run.forecast = stop.forecast
     elif isinstance(stop, LadderInterrupted):
         run.ladder = stop.ladder
+        run.notes.extend(run.ladder.notes)
     elif isinstance(stop, RemediesInterrupted):
         run.remedies = stop.rescue
 
@@ -427,7 +428,7 @@ def _longer_trials(run: Check) -> dict[str, Any]:
         return {"refine": 0, "whole": False}
     if run.refine is not None:
         return {"refine": run.refine, "whole": longest >= CRITERION_STEPS}
-    period = _period(run.subject, CRITERION_STEPS * run.config.accumulation)
+    period = period_of(run.subject, CRITERION_STEPS * run.config.accumulation)
     different = math.inf if period is None else period / run.config.accumulation
     wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
     left = [steps for steps in wanted if steps <= min(longest, different)]
@@ -443,18 +444,6 @@ def _too_few(period: int, steps: int, accumulation: int) -> str:
         f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
         f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
     )
-
-
-def _period(subject: Subject, most: int) -> int | None:
-    """Number of the user's batches after which they repeat; None if they do not within `most`."""
-    if not subject.has_own_batches:
-        return None
-    try:
-        return repeated_after(subject.batches, most)
-    except Exception as error:  # batches may raise anything; a trial that draws as many reports it
-        if is_out_of_memory(error):
-            raise
-        return None
 
 
 def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:

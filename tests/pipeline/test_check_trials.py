@@ -116,7 +116,9 @@ def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
 def test_ctrl_c_keeps_what_was_tried(
     name: str, trials: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder, rescue = LadderForecast((said("trains"),), 3e-4, "not tried", None), Rescue((ATTEMPT,), "cut")
+    notes = ("no trial of 300 steps at 0.001: so",)
+    ladder = LadderForecast((said("trains"),), 3e-4, "not tried", None, notes=notes)
+    rescue = Rescue((ATTEMPT,), "cut")
 
     def stop(*given: Any, **options: Any) -> None:
         raise LadderInterrupted(ladder) if name == "forecast_ladder" else RemediesInterrupted(rescue)
@@ -128,6 +130,7 @@ def test_ctrl_c_keeps_what_was_tried(
     assert report.forecast is not None
     if name == "forecast_ladder":
         assert (report.ladder, report.remedies) == (ladder, None)
+        assert "no trial of 300 steps at 0.001: so" in report.notes
     else:
         assert report.remedies == rescue
     jsonschema.validate(json.loads(report.to_json()), schema("report"))

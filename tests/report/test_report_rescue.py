@@ -10,6 +10,7 @@ from handmade_reports import report
 
 from normscope.forecast import AtScale, BestRate, Forecast, ForecastStep, LadderForecast, ScaledRate
 from normscope.report import text_report
+from normscope.report.figures.trial import ladder_charts
 from normscope.report.rescue import ladder_words, rate_to_use, rates_at_scale, way_out
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 from normscope.schemas import schema
@@ -168,3 +169,16 @@ def test_a_page_without_trials_has_no_such_sections() -> None:
     page = report().to_html()
     assert 'id="remedies"' not in page
     assert 'id="ladder"' not in page
+
+
+def test_the_lengths_of_the_trials_stand_beside_their_losses() -> None:
+    def about(*steps: int) -> str:
+        rungs = [rung(lr, "trains", 3.0) for lr in (1e-4, 1e-3)]
+        ended = [
+            replace(each, curve=tuple(replace(step, step=at) if step.step else step for step in each.curve))
+            for each, at in zip(rungs, steps, strict=True)
+        ]
+        return ladder_charts(replace(LADDER, rungs=tuple(ended)))[0].about
+
+    assert "Trials took 36 to 300 steps" in about(36, 300)
+    assert "steps" not in about(36, 36)

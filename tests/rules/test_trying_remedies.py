@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from remedy_subjects import CONFIG, fingerprint, given, same
@@ -284,6 +285,19 @@ def test_few_batches_of_the_users_get_no_whole_run(stand_in, num: int, whole: bo
     assert all(config.steps < CRITERION_STEPS for config in asked), (
         "without a loss to beat it decides nothing"
     )
+
+
+def test_batches_that_break_off_leave_the_remedies_that_were_tried(stand_in) -> None:
+    """The batches of a whole run are looked at before it; an error there is for the trial to report."""
+    subject, anatomy = given("nn-post")
+
+    def broken() -> Iterator[Any]:
+        yield from itertools.islice(subject.batches(), 100)
+        raise OSError("disk gone")
+
+    stand_in(lambda config: at_loss(2.95))
+    own = dataclasses.replace(subject, batches=broken, has_own_batches=True)
+    assert len(try_remedies(own, anatomy, CONFIG, FAILS, names=("lower-rate",)).attempts) == 1
 
 
 def test_whole_runs_are_few(stand_in, monkeypatch) -> None:

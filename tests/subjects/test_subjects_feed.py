@@ -16,9 +16,9 @@ from normscope.subjects.feed import (
     Replay,
     fingerprint,
     num_bytes,
-    repeated_after,
     tensors_in,
 )
+from normscope.subjects.repeats import repeated_after
 from normscope.subjects.subject import Batch
 from normscope.subjects.text import load_text
 

@@ -49,13 +49,8 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
     if len(ends) == 1:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
         others = any(not rung.failed for rung in rungs if rung is not ends[0][0])
-        only = (
-            "the only rate whose longer trial does not fail"
-            if others
-            else "the only tested rate that does not fail"
-        )
-        words = f"{only}{open_}; test others near it"
-        return BestRate(ends[0][0].lr, None, None, words)
+        only = "the only rate whose longer trial" if others else "the only tested rate that"
+        return BestRate(ends[0][0].lr, None, None, f"{only} does not fail{open_}; test others near it")
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
     low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)

@@ -230,22 +230,6 @@ def fingerprint(batches: Iterable[Batch]) -> str:
     return digest.hexdigest()
 
 
-def repeated_after(batches: Batches, most: int) -> int | None:
-    """Number of batches after which the first one comes again; None if it does not within `most`.
-
-    None too for batches without tensors, which cannot be told from one another.
-    """
-    first = ""
-    num = 0
-    for num, batch in enumerate(itertools.islice(batches(), most), start=1):
-        if not tensors_in(batch):
-            return None
-        if num > 1 and fingerprint([batch]) == first:
-            return num - 1
-        first = first or fingerprint([batch])
-    return num if num < most else None
-
-
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """`batch` with `function` applied to each tensor in it, in tuples, lists and mappings."""
     if isinstance(batch, Tensor):

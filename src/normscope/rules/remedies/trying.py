@@ -14,8 +14,8 @@ from normscope.forecast.record import SURE
 from normscope.forecast.rule import has_learnt
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
-from normscope.subjects.feed import repeated_after
 from normscope.subjects.memory import is_out_of_memory
+from normscope.subjects.repeats import period_of
 from normscope.train import CRITERION_STEPS, Recipe
 
 Progress = Callable[[str, int, int], None]
@@ -313,8 +313,7 @@ class _Tries:
         """Whether a whole run shows more than that a few batches of the user's can be learnt by heart."""
         if self.subject.baseline.loss is None or (self.config.run_steps or math.inf) < CRITERION_STEPS:
             return False
-        num = CRITERION_STEPS * self.config.accumulation
-        return not self.subject.has_own_batches or repeated_after(self.subject.batches, num) is None
+        return period_of(self.subject, CRITERION_STEPS * self.config.accumulation) is None
 
     def attempt(self, names: tuple[str, ...], config: Recipe, words: str, number: int, total: int) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
