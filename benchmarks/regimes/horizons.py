@@ -12,7 +12,7 @@ the cells that are right if a run is said to train where its loss is then `UNDER
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,21 +51,29 @@ def complete(truth: Sequence[Run]) -> list[dict[float, list[Run]]]:
     ]
 
 
-def is_near(ladder: Mapping[float, Sequence[Run]], windows: int, kept: float | None) -> bool:
+def is_near(
+    ladder: Mapping[float, Sequence[Run]],
+    windows: int,
+    kept: float | None,
+    rates: Collection[float] | None = None,
+) -> bool:
     """Whether the rate that is best after `windows` × 20 steps is within ×2 of the best ones of the replicas.
 
     Args:
         kept: share of the last doubling that each further one has; None takes the loss as it is.
+        rates: those that may be named; all by default.
     """
     losses = {}
     for rate, runs in ladder.items():
+        if rates is not None and rate not in rates:
+            continue
         curve = runs[0]["curve"][:windows]
         if len(curve) == windows and None not in curve and any(run["trains"] for run in runs):
             losses[rate] = curve[-1] if kept is None else _at_the_end(curve, kept)
     if not losses:
         return False
-    rates = sorted(losses)
-    said = 2 ** lowest([math.log2(rate) for rate in rates], [losses[rate] for rate in rates])
+    named = sorted(losses)
+    said = 2 ** lowest([math.log2(rate) for rate in named], [losses[rate] for rate in named])
     best = [_best(ladder, number) for number in range(REPLICAS)]
     return min(best) / NEAR <= said <= max(best) * NEAR
 
