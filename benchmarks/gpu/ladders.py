@@ -26,8 +26,8 @@ MODELS = ("nn:decoder,depth=6,width=48,heads=3,scheme=pre", "hf:gpt2,n_layer=6,n
 def measure(spec: str, *, as_stack: bool) -> dict[str, object]:
     """Seconds and outcomes of a ladder."""
     subject, _ = with_baseline(normscope.load(spec, device="cuda"))
-    watch = importlib.import_module("normscope.forecast.watch")
-    in_turns = mock.patch.object(watch, "many_trials", LoneTrials)
+    kept = importlib.import_module("normscope.forecast.kept")
+    in_turns = mock.patch.object(kept, "many_trials", LoneTrials)
     started = time.perf_counter()
     with contextlib.nullcontext() if as_stack else in_turns:
         said = forecast_ladder(subject, read_anatomy(subject), Recipe(lr=1e-3), RATES)

@@ -18,10 +18,11 @@ from normscope.forecast.ladder import ahead
 from normscope.forecast.one_rate import as_forecast
 from normscope.forecast.rule import Decision
 from normscope.subjects import load, make_subject
-from normscope.train import LoneTrials, Recipe, many_trials
+from normscope.train import LoneTrials, Recipe
 
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 watch_module: Any = importlib.import_module("normscope.forecast.watch")
+kept_module: Any = importlib.import_module("normscope.forecast.kept")
 RATES = (1e-2, 1e-3, 1e-3, 4e-4)
 STEPS = ladder_module.LADDER_STEPS
 
@@ -37,7 +38,7 @@ def test_stacked_rungs_are_what_lone_ones_are(
 ) -> None:
     model = Tiny(depth=1, dropout=0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(watch_module, "LoneTrials", many_trials)
+        patched.setattr(kept_module, "_on_cpu", lambda models: False)
         ladder = laddered(model, optimizer=optimizer, warmup=warmup, lr=1e-3)
     assert [rung.lr for rung in ladder.rungs] == [4e-4, 1e-3, 1e-2], "ascending, each once"
     assert all(rung.curve[0].step == 0 for rung in ladder.rungs), "the start is measured once for all"
@@ -92,8 +93,7 @@ def test_the_best_rates_are_tried_again_for_longer() -> None:
 def test_the_recent_loss_is_the_mean_of_more_losses_in_a_long_trial(
     monkeypatch: pytest.MonkeyPatch, steps: int, num: int
 ) -> None:
-    made: list[LoneTrials] = []
-    monkeypatch.setattr(watch_module, "LoneTrials", lambda *given: made.append(LoneTrials(*given)) or made[0])
+    made = _made(monkeypatch)
     model = Tiny(depth=1)
     found = forecast(subject_of(model), anatomy_of(model), Recipe(lr=1e-3, steps=steps))
     losses = made[0].losses[0]
@@ -130,14 +130,8 @@ def _refined():
 
 
 def test_rungs_take_turns_on_a_cpu_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[LoneTrials] = []
-
-    def counted(*arguments: Any) -> LoneTrials:
-        made.append(LoneTrials(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(watch_module, "LoneTrials", counted)
-    monkeypatch.setattr(watch_module, "many_trials", None)
+    made = _made(monkeypatch)
+    monkeypatch.setattr(kept_module, "many_trials", None)
     model = Tiny(depth=1)
     size = sum(p.numel() for p in model.parameters())
     for most, parts in ((3 * size, [3]), (2 * size, [2, 1]), (size, [1, 1, 1])):
@@ -148,9 +142,18 @@ def test_rungs_take_turns_on_a_cpu_as_many_as_fit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rungs_that_are_not_on_a_cpu_may_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "many_trials", lambda models, *others: "stack")
+    monkeypatch.setattr(kept_module, "many_trials", lambda models, *others: "stack")
     models = [nn.Linear(2, 2, device="meta") for _ in range(2)]
-    assert watch_module._side_by_side(models, [], None, []) == "stack"
+    subject = subject_of(Tiny(depth=1))
+    assert kept_module.side_by_side(subject, models, [Recipe(), Recipe()], [None, None]) == "stack"
+
+
+def _made(monkeypatch: pytest.MonkeyPatch) -> list[LoneTrials]:
+    """The trials that are made from now on."""
+    made: list[LoneTrials] = []
+    kept = watch_module.side_by_side
+    monkeypatch.setattr(watch_module, "side_by_side", lambda *given: made.append(kept(*given)) or made[-1])
+    return made
 
 
 def test_the_largest_rate_is_the_largest_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,9 @@ from normscope.forecast import (
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
+from normscope.forecast.recent import mean_recent
 from normscope.forecast.rule import EXTENSION
-from normscope.forecast.watch import WatchedTrial, measured_steps, recent_steps
+from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.probes.quantisation import parse_formats
@@ -381,10 +382,7 @@ class Following(Counting):
             except CommunicationError as error:
                 self._only_losses = str(error)
                 self.check.notes.append(f"from step {self.step} on only the losses are judged: {error}")
-        loss, recent = (
-            (self.losses or [self._first_loss])[-1],
-            self.losses[-recent_steps(self.settings.steps) :],
-        )
+        loss = (self.losses or [self._first_loss])[-1]
         self.curve.append(
             ForecastStep(
                 step=self.step,
@@ -393,7 +391,7 @@ class Following(Counting):
                 diversity=diversity,
                 update_ratio=ratio,
                 gradients=self._gradients,
-                recent_loss=sum(recent) / len(recent) if recent else None,
+                recent_loss=mean_recent(self.losses, self.settings.steps),
             )
         )
 

@@ -11,15 +11,17 @@ from normscope.errors import UsageError, describe
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
+from normscope.forecast.kept import KeptTrial, is_room_for
 from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.range_test import range_test
+from normscope.forecast.recent import recent_steps
 from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
 from normscope.forecast.stopping import LOW, best_place, certainty_by_larger, decided_by_larger
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
-from normscope.forecast.watch import Progress, recent_steps, train_copies
+from normscope.forecast.watch import Progress, train_copies
 from normscope.nn import has_own_rates
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
@@ -73,6 +75,8 @@ def forecast_ladder(
     configs = _at_rates(longer, rates)
     progress = progress or (lambda step, steps: None)
     ladder = _Ladder(subject, anatomy, progress, len(configs), again or progress)
+    if (refine or whole) and is_room_for(len(configs), subject.model):
+        ladder.kept = {}
     low = [config for config in configs if config.lr <= LOW * configs[-1].lr]
     try:
         ladder.try_all(configs[len(low) :])
@@ -82,6 +86,7 @@ def forecast_ladder(
             ladder.refine(dataclasses.replace(longer, steps=refine))
         if whole:
             ladder.to_the_end(longer)
+        ladder.kept = None
         if refine:
             ladder.test_range(longer)
         warmup = ladder.warmup(longer)
@@ -116,6 +121,7 @@ class _Ladder:
         again: progress of longer trials.
         notes: remarks for the reader of the report, such as trials that could not be made.
         diverged: learning rate at which the loss diverged in a range test; None without one.
+        kept: trials that may go on in a longer one, by learning rate; None if none is kept.
     """
 
     subject: Subject
@@ -126,6 +132,7 @@ class _Ladder:
     rungs: list[Forecast] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     diverged: float | None = None
+    kept: dict[float, KeptTrial] | None = None
 
     def result(self, warmup: Warmup) -> LadderForecast:
         ascending = sorted(self.rungs, key=lambda rung: rung.lr)
@@ -194,7 +201,7 @@ class _Ladder:
         self.try_again(config, candidates(self.rungs))
 
     def to_the_end(self, config: Recipe) -> None:
-        """Try again, over a whole run, the rates that decide the largest one and are in doubt.
+        """Try over a whole run the rates that decide the largest one and are in doubt.
 
         They are tried one after the other, because each may move what decides.
         """
@@ -210,11 +217,12 @@ class _Ladder:
     def try_again(self, config: Recipe, rungs: Sequence[Forecast]) -> None:
         """Replace the forecasts of `rungs` by those of longer trials, `config.steps` each.
 
+        A trial that was kept goes on; the others start from the beginning.
         Ctrl-C leaves the forecasts as they were: longer trials of a part cannot be compared with the rest.
         """
         if not rungs:
             return
-        longer = _Ladder(self.subject, self.anatomy, self.again, len(rungs), self.again)
+        longer = _Ladder(self.subject, self.anatomy, self.again, len(rungs), self.again, kept=self.kept)
         longer.try_all(_at_rates(config, [rung.lr for rung in rungs]))
         again = {rung.lr: rung for rung in longer.rungs if rung.outcome != "not measured"}
         self.rungs = [again.get(rung.lr, rung) for rung in self.rungs]
@@ -279,6 +287,7 @@ class _Ladder:
             progress,
             sparse=True,
             brief=brief,
+            kept=self.kept,
         )
         try:
             with untouched(self.subject.model):

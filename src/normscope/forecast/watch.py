@@ -4,33 +4,35 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
+from normscope.forecast.kept import KeptTrial, kept_trials, side_by_side
+from normscope.forecast.recent import mean_recent
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import DEAD, EXTENSION, LONG, TRANSIENT, Decision, decide, last_diversity
+from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
 from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy, hides_targets
-from normscope.train import LoneTrials, Recipe, Trials, UpdateRatio, endless, many_trials, working_copy
+from normscope.train import (
+    Recipe,
+    Trials,
+    UpdateRatio,
+    endless,
+    working_copy,
+)
 
 Progress = Callable[[int, int], None]
 
 COHERENCE_BATCHES = 6
 """Batches whose token gradients are compared; each costs about two thirds of a training step."""
 SPARSE_BATCHES = 4  # the same in a ladder of many rungs
-
-RECENT = 10
-"""Training losses whose mean is `recent_loss`; twice as many in a trial longer than `LONG` steps, whose rates
-differ by less than batches do."""
 
 
 @dataclass
@@ -80,7 +82,6 @@ class WatchedTrial:
             gradients: norms by block of the last step's gradients; None reads them from the model.
             norms: norms of all gradients of each step so far, where known.
         """
-        recent = losses[-recent_steps(self.config.steps) :]
         loss, diversity = Evaluator(self.subject, self.anatomy, self.model, self.states).state()
         self.curve.append(
             ForecastStep(
@@ -90,7 +91,7 @@ class WatchedTrial:
                 diversity=diversity,
                 update_ratio=update_ratio,
                 gradients=gradients if gradients is not None else self._gradients(step),
-                recent_loss=sum(recent) / len(recent) if recent else None,
+                recent_loss=mean_recent(losses, self.config.steps),
                 batch_entropy=self._entropy_of(step - 1) if step else None,
                 largest_loss=_largest(losses),
                 largest_gradient=_largest(self._known(norms, losses)),
@@ -162,6 +163,7 @@ def train_copies(
     in_place: bool = False,
     sparse: bool = False,
     brief: bool = False,
+    kept: dict[float, KeptTrial] | None = None,
 ) -> list[Decision] | None:
     """Train a copy of the model under each of `configs`, measure it into its curve, and decide each.
 
@@ -172,43 +174,36 @@ def train_copies(
         in_place: train the original, see `working_copy`.
         sparse: measure no more often than the rule needs, and compare fewer batches.
         brief: stop half-way each trial that is not hasty, see `stopping`.
+        kept: shorter trials under the same configs, by learning rate. They go on and are removed, and trials
+            that were stepped one after another are added. None keeps none.
 
     Returns:
         None where no parameter gets a gradient, or where a model that cannot be copied has several configs.
     """
     configs = [config.at_start() for config in configs]
+    earlier = [kept.pop(config.lr, None) if kept else None for config in configs]
     models: list[nn.Module] = []
     with contextlib.ExitStack() as held:
-        for _ in configs:
+        for before in earlier:
+            if before is not None:
+                models.append(before.trial.model)
+                continue
             models.append(held.enter_context(working_copy(subject.model, in_place=in_place)))
             if len(configs) > 1 and models[-1] is subject.model:
                 return None
             if not subject.model.training:
                 models[-1].train()
-        torch.manual_seed(configs[0].seed)
-        feeds = [endless(subject.batches) for _ in models]
-        trials = _side_by_side(models, feeds, lambda model, batch: subject.loss(batch, model), configs)
+        trials = side_by_side(subject, models, configs, earlier)
         states = HiddenStates(anatomy)
-        watches = [
-            WatchedTrial(subject, anatomy, model, config, curve, sparse, states)
-            for model, config, curve in zip(models, configs, curves, strict=True)
-        ]
+        watches = []
+        for model, config, curve, before in zip(models, configs, curves, earlier, strict=True):
+            curve.extend(before.measurements(config.steps) if before else ())
+            watches.append(WatchedTrial(subject, anatomy, model, config, curve, sparse, states))
         measure_at = measured_steps(configs[0].steps, sparse)
-        return _watched(trials, watches, measure_at, checkpoint, progress, brief)
-
-
-def _side_by_side(
-    models: Sequence[nn.Module],
-    feeds: Sequence[Iterator[Any]],
-    loss: Callable[[nn.Module, Any], Tensor],
-    configs: Sequence[Recipe],
-) -> Trials:
-    """The trials one after another on a CPU, else as a stack where they can be stacked.
-
-    A stack of few small models saves little on one CPU and costs more on another (docs/forecast.md, Cost).
-    """
-    on_cpu = all(weight.is_cpu for model in models for weight in model.parameters())
-    return (LoneTrials if on_cpu else many_trials)(models, feeds, loss, configs)
+        decisions = _watched(trials, watches, measure_at, checkpoint, progress, brief)
+        if kept is not None and models[0] is not subject.model:
+            kept |= kept_trials(trials, curves)
+        return decisions
 
 
 def _watched(
@@ -223,9 +218,11 @@ def _watched(
 
     Of several trials, those that are decided half-way stop there; `brief` ones are decided there.
     """
-    watches[0].measure(0, (), None)
-    for watch in watches[1:]:  # the copies are alike before the first step
-        watch.curve.append(watches[0].curve[0])
+    new = [watch for watch in watches if not watch.curve]
+    for watch in new[:1]:
+        watch.measure(0, (), None)
+    for watch in new[1:]:  # the copies are alike before the first step
+        watch.curve.append(new[0].curve[0])
     steps = watches[0].config.steps
     stops = (brief or len(watches) > 1) and steps // 2 >= EARLIEST
     for last in (steps // 2 if stops else steps, steps, steps + EXTENSION):
@@ -265,7 +262,7 @@ def _decided(trials: Trials, watches: Sequence[WatchedTrial], brief: bool) -> li
 
 def _advance(trials: Trials, watches: Sequence[WatchedTrial], measure_at: Set[int]) -> bool:
     """Take one step; measure at `measure_at` or where the loss is not finite. False where nothing learns."""
-    stepped, measuring = list(trials.live), trials.step + 1 in measure_at
+    stepped, measuring = [k for k in trials.live if not trials.is_ahead(k)], trials.step + 1 in measure_at
     ratios = {k: UpdateRatio(watches[k].model) for k in stepped} if measuring else {}
     for ratio in ratios.values():
         ratio.before()
@@ -289,11 +286,6 @@ def _largest(values: Sequence[float]) -> float | None:
     if not values:
         return None
     return max(values) if all(map(math.isfinite, values)) else math.inf
-
-
-def recent_steps(steps: int) -> int:
-    """Number of training losses in the mean `recent_loss` of a trial of `steps` steps."""
-    return RECENT if steps <= LONG else 2 * RECENT
 
 
 def measured_steps(steps: int, sparse: bool = False) -> set[int]:

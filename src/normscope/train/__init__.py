@@ -4,7 +4,7 @@ from normscope.train.copying import working_copy
 from normscope.train.criterion import CRITERION_STEPS, LAST, MARGIN, last_loss, trains
 from normscope.train.described import described, recipe_in_words
 from normscope.train.live import CopyError, LiveOptimizers
-from normscope.train.many import LoneTrials, Trials
+from normscope.train.many import LoneTrials, Trials, lone_trial
 from normscope.train.optim import build_optimizers, hidden_matrices
 from normscope.train.prepare import prepared
 from normscope.train.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES, Every, Recipe
@@ -42,6 +42,7 @@ __all__ = [
     "hidden_matrices",
     "in_flushed_thread",
     "last_loss",
+    "lone_trial",
     "many_trials",
     "prepared",
     "rate_factor",

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -60,6 +60,10 @@ class Trials(ABC):
         """Put the last step's gradients into `.grad` of the parameters of live replica `k`."""
         assert k in self.live
 
+    def is_ahead(self, k: int) -> bool:
+        """Whether replica `k` has taken more than `step` steps: its model is not that of this step."""
+        return False
+
     @abstractmethod
     def _backward(self) -> list[float]:
         """Compute the losses and gradients of the live replicas, and add the norms; return the losses."""
@@ -73,7 +77,11 @@ class Trials(ABC):
 
 
 class LoneTrials(Trials):
-    """K trials that are stepped one after another; takes the arguments of `TrialStack`."""
+    """K trials that are stepped one after another; takes the arguments of `TrialStack`.
+
+    Attributes:
+        trials: the trials, in the order of `models`.
+    """
 
     def __init__(
         self,
@@ -82,15 +90,38 @@ class LoneTrials(Trials):
         loss: LossOf,
         configs: Sequence[Recipe],
     ) -> None:
-        super().__init__(models)
         replicas = zip(models, batches, configs, strict=True)
-        self._trials = [
-            Trial(model, feed, loss, config, keeps_norms=True) for model, feed, config in replicas
-        ]
-        self.gradient_norms = [trial.gradient_norms for trial in self._trials]
+        self._adopt([lone_trial(model, feed, loss, config) for model, feed, config in replicas])
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> Self:
+        """Trials that may have taken steps already, made by `lone_trial`.
+
+        The steps are counted from 0 again. A trial that is ahead of them waits, and its recorded losses are
+        returned, until the others have caught up.
+        """
+        made = cls.__new__(cls)
+        made._adopt(trials)
+        return made
+
+    def _adopt(self, trials: Sequence[Trial]) -> None:
+        super().__init__([trial.model for trial in trials])
+        self.trials = list(trials)
+        self.gradient_norms = [trial.gradient_norms for trial in trials]
+
+    def is_ahead(self, k: int) -> bool:
+        return self.trials[k].step > self.step
 
     def _backward(self) -> list[float]:
-        return [self._trials[k].advance() for k in self.live]
+        return [
+            self.trials[k].losses[self.step] if self.is_ahead(k) else self.trials[k].advance()
+            for k in self.live
+        ]
 
     def _update(self) -> None:
         """Do nothing: `_backward` has stepped the trials already."""
+
+
+def lone_trial(model: nn.Module, batches: Iterator[Any], loss: LossOf, config: Recipe) -> Trial:
+    """A trial that records what `Trials` needs."""
+    return Trial(model, batches, loss, config, keeps_norms=True)

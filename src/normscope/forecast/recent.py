@@ -1,0 +1,20 @@
+"""The recent loss of a trial: the mean of its last training losses."""
+
+from collections.abc import Sequence
+
+from normscope.forecast.rule import LONG
+
+RECENT = 10
+"""Training losses whose mean is `recent_loss`; twice as many in a trial longer than `LONG` steps, whose rates
+differ by less than batches do."""
+
+
+def mean_recent(losses: Sequence[float], steps: int) -> float | None:
+    """Mean of the last of `losses` in a trial of `steps` steps; None before the first."""
+    recent = losses[-recent_steps(steps) :]
+    return sum(recent) / len(recent) if recent else None
+
+
+def recent_steps(steps: int) -> int:
+    """Number of training losses in the mean `recent_loss` of a trial of `steps` steps."""
+    return RECENT if steps <= LONG else 2 * RECENT

@@ -1,0 +1,214 @@
+"""Tests of trials that go on: they are what a trial from the start is, and take its steps only once."""
+
+import copy
+import dataclasses
+import functools
+import importlib
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_forecast import Tiny, anatomy_of, counting_batches, subject_of
+from torch import nn
+
+from normscope.forecast import ForecastStep, forecast_ladder
+from normscope.forecast.kept import KeptTrial, is_room_for
+from normscope.forecast.rule import Decision
+from normscope.forecast.watch import train_copies
+from normscope.subjects import Subject, untouched
+from normscope.train import LoneTrials, Recipe, Trial, in_flushed_thread, lone_trial
+
+kept_module: Any = importlib.import_module("normscope.forecast.kept")
+ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
+RATES = (1e-3, 3e-3)
+
+
+def trained(
+    subject: Subject,
+    steps: int,
+    kept: dict[float, KeptTrial] | None,
+    rates: Sequence[float] = RATES,
+    **options,
+) -> tuple[list[Decision], list[list[ForecastStep]]]:
+    configs = [Recipe(lr=lr, steps=steps, **options) for lr in rates]
+    curves: list[list[ForecastStep]] = [[] for _ in configs]
+    train = functools.partial(
+        train_copies,
+        subject,
+        anatomy_of(subject.model),
+        configs,
+        curves,
+        lambda step, steps: None,
+        sparse=True,
+        kept=kept,
+    )
+    with untouched(subject.model):
+        decisions = in_flushed_thread(train)
+    assert decisions is not None
+    return decisions, curves
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        ((16, 24, 40), {}),
+        ((10, 20), {"optimizer": "sgd", "clip": 0.1}),
+        ((10, 20), {"optimizer": "muon", "warmup": 12}),
+        ((10, 20), {"precision": "bfloat16", "accumulation": 2}),
+    ],
+    ids=str,
+)
+def test_a_trial_that_goes_on_is_one_from_the_start(parts: tuple[int, ...], options: dict[str, Any]) -> None:
+    """To the bit, in each loss and figure, wherever both are measured."""
+    kept: dict[float, KeptTrial] = {}
+    subject = subject_of(Tiny(depth=1, dropout=0.0))
+    for steps in parts:
+        decisions, curves = trained(subject, steps, kept, **options)
+    whole, expected = trained(subject, parts[-1], None, **options)
+    assert decisions == whole
+    assert kept.keys() == set(RATES)
+    for ours, theirs in zip(curves, expected, strict=True):
+        known = {each.step: each for each in ours}
+        assert all(known[each.step] == each for each in theirs if each.step in known)
+        assert ours[-1].step == theirs[-1].step
+        assert known.keys() >= {each.step for each in theirs if each.step > parts[-2]}
+        assert [each.step for each in ours] == sorted(known)
+
+
+def test_trials_that_go_on_may_stand_beside_new_ones() -> None:
+    """The new one starts from step 0; the others wait for it."""
+    kept: dict[float, KeptTrial] = {}
+    subject = subject_of(Tiny(depth=1, dropout=0.0))
+    trained(subject, 16, kept, RATES[1:])
+    decisions, curves = trained(subject, 40, kept)
+    whole, expected = trained(subject, 40, None)
+    assert decisions == whole
+    assert [each.step for each in curves[0]] == [each.step for each in expected[0]]
+    assert [curve[-1] for curve in curves] == [curve[-1] for curve in expected]
+
+
+def test_measurements_are_those_of_a_longer_trial() -> None:
+    """A trial over 100 steps has means of 20 losses, and no gradients compared before its end."""
+    look = ForecastStep(
+        step=30, train_loss=1.0, loss=1.0, diversity={}, recent_loss=7.0, coherence=0.5, alignment=0.5
+    )
+    trial = SimpleNamespace(losses=[*range(36)])
+    kept = KeptTrial(trial, (dataclasses.replace(look, step=0), look), torch.get_rng_state())
+    for steps, mean in ((100, 24.5), (140, 19.5)):
+        start, found = kept.measurements(steps)
+        assert start.recent_loss is None
+        assert found == dataclasses.replace(look, recent_loss=mean, coherence=None, alignment=None)
+
+
+def test_dropout_goes_on_with_new_masks() -> None:
+    """The second part has the random numbers that a trial from the start would have, if it is alone."""
+    subject = subject_of(Tiny(depth=1, dropout=0.5))
+    kept: dict[float, KeptTrial] = {}
+    trained(subject, 20, kept, RATES[:1])
+    state = kept[RATES[0]].random
+    trained(subject, 40, kept, RATES[:1])
+    again: dict[float, KeptTrial] = {}
+    trained(subject, 20, again, RATES[:1])
+    going = again[RATES[0]].trial
+    with torch.random.fork_rng():
+        torch.set_rng_state(state)
+        expected = [going.advance() for _ in range(5)]
+    assert kept[RATES[0]].trial.losses[20:25] == pytest.approx(expected)
+
+
+def test_a_ladder_takes_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = _counted(monkeypatch)
+    monkeypatch.setattr(ladder_module._Ladder, "test_range", lambda self, config: None)
+    model = Tiny(depth=1, dropout=0.0)
+    given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), [3e-4, 1e-3, 3e-3])
+    ladder = forecast_ladder(*given, refine=60)
+    assert {rung.steps for rung in ladder.rungs} == {60}
+    assert steps() == sum(rung.last_step for rung in ladder.rungs)
+    monkeypatch.setattr(kept_module, "available_bytes", lambda device: 0)
+    again = forecast_ladder(*given, refine=60)
+    assert steps() >= sum(rung.last_step for rung in again.rungs) + 3 * 18, "without room they start anew"
+    assert [rung.outcome for rung in again.rungs] == [rung.outcome for rung in ladder.rungs]
+    assert again.best.rate == pytest.approx(ladder.best.rate, rel=0.02), "half is measured at 26, or at 30"
+
+
+def test_a_ladder_without_longer_trials_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_module, "KeptTrial", None)
+    model = Tiny(depth=1)
+    given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), [3e-4, 1e-3])
+    assert len(forecast_ladder(*given).rungs) == 2
+
+
+def test_what_diverged_or_was_trained_in_place_is_not_kept() -> None:
+    kept: dict[float, KeptTrial] = {}
+    subject = subject_of(Tiny(depth=1, dropout=0.0))
+    decisions, _ = trained(subject, 16, kept, (1e-3, 1e30), optimizer="sgd")
+    assert decisions[1].outcome == "diverges"
+    assert list(kept) == [1e-3]
+    kept.clear()
+    model = Uncopyable(depth=1)
+    trained(subject_of(model), 16, kept, (1e-3,))
+    assert not kept, "its weights were restored"
+
+
+class Uncopyable(Tiny):
+    def __deepcopy__(self, memo: object) -> "Uncopyable":
+        raise TypeError("a handle")
+
+
+def test_room_is_for_five_copies_a_trial_in_a_quarter_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(10, 10, bias=False)  # 400 bytes
+    monkeypatch.setattr(kept_module, "available_bytes", lambda device: 4 * 3 * 5 * 400)
+    assert is_room_for(3, model)
+    assert not is_room_for(4, model)
+    assert not is_room_for(1, model.to("meta"))
+    monkeypatch.setattr(kept_module, "available_bytes", lambda device: None)
+    assert not is_room_for(1, nn.Linear(1, 1))
+
+
+def test_trials_ahead_wait_and_repeat_their_losses() -> None:
+    def made() -> list[Trial]:
+        torch.manual_seed(0)
+        models = [Tiny(depth=1, dropout=0.0)]
+        models.append(copy.deepcopy(models[0]))
+        subject = subject_of(models[0])
+        return [
+            lone_trial(model, counting_batches(k), lambda m, batch: subject.loss(batch, m), Recipe(lr=1e-3))
+            for k, model in enumerate(models)
+        ]
+
+    ahead, alone = made(), made()
+    for _ in range(3):
+        ahead[1].advance()
+    trials = LoneTrials.of(ahead)
+    ways = []
+    for _ in range(5):
+        ways.append([trials.is_ahead(k) for k in trials.live])
+        trials.advance()
+    expected = [[trial.advance() for _ in range(5)] for trial in alone]
+    assert trials.losses == expected
+    assert [trial.step for trial in ahead] == [5, 5]
+    assert ways == [[False, step < 3] for step in range(5)]
+    assert trials.gradient_norms == [trial.gradient_norms for trial in alone]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch):
+    """A function that gives the number of training steps since it was last asked."""
+    taken, advance = itertools.count(), Trial.advance
+    last = [0]
+
+    def counted(self: Trial) -> float:
+        next(taken)
+        return advance(self)
+
+    def since() -> int:
+        now = next(taken)
+        found, last[0] = now - last[0], now + 1
+        return found
+
+    monkeypatch.setattr(Trial, "advance", counted)
+    return since
