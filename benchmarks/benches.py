@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
-from benchmarks.diff_cost import bench_diff
+from benchmarks.diff.bench import bench_diff
 from benchmarks.forecast import bench_forecast
 from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
