@@ -17,7 +17,7 @@ from benchmarks.remedies import bench_remedies
 from benchmarks.script_steps import bench_script_steps
 from benchmarks.sharded import bench_sharded
 from benchmarks.slopes import bench_slopes
-from benchmarks.spectra import bench_spectra
+from benchmarks.spectra.bench import bench_spectra
 from benchmarks.train import bench_train
 from normscope.errors import UsageError, suggest
 

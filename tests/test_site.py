@@ -23,7 +23,7 @@ NOT_OURS = {
     "--python-version",
     "--variant",
 }
-"""Options of ray, pytest, torchrun, mypy, of scripts, and of `benchmarks.hf_healthy`, that pages show."""
+"""Options of ray, pytest, torchrun, mypy, of scripts, and of `benchmarks.hf.healthy`, that pages show."""
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]+"
 OF_A_BENCHMARK = r"(?:-m |from )benchmarks\.(\w+(?:\.\w+)*)([^`\n#]*)"
 """Module of a benchmark that is called by hand, and what follows it in the command."""

@@ -1,6 +1,6 @@
 """Build every model type of transformers small and read it: read, "unread" with the reason, or not built.
 
-    python -m benchmarks.hf_types [TYPE…] [--output FILE.jsonl]
+    python -m benchmarks.hf.types [TYPE…] [--output FILE.jsonl]
 
 One line a type: what was built and fed, the stacks as they were read, and what was not read. A type "attends"
 where the class of one of its modules is named as an attention or a state-space mixer; the others are
@@ -22,7 +22,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING
 
-from benchmarks.hf_small import built
+from benchmarks.hf.small import built
 from normscope.anatomy import read_anatomy
 
 MIXERS = re.compile(r"attention|attn|mamba|ssm|mixer|rwkv|xlstm|fourier|recurrent", re.IGNORECASE)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
-from benchmarks.hf_small_options import OVERRIDES
+from benchmarks.hf.small_options import OVERRIDES
 
 VOCABULARY, LARGEST = 260, 30_000_000
 TOKENS, IMAGE, MELS, SAMPLES = 16, 32, 16, 800

@@ -1,9 +1,9 @@
 """The measurements in docs/spectra.md: its tables and its picture.
 
     pip install -c constraints.txt -e ".[docs]"
-    python -m benchmarks.spectra_page            # bench, growth and picture: about 20 minutes on 2 cores
-    python -m benchmarks.spectra_page bench      # only the first table
-    python -m benchmarks.spectra_page growth     # the second and the picture
+    python -m benchmarks.spectra.page            # bench, growth and picture: about 20 minutes on 2 cores
+    python -m benchmarks.spectra.page bench      # only the first table
+    python -m benchmarks.spectra.page growth     # the second and the picture
 
 The results, with the date and the load of the machine, replace the text between the markers of
 docs/spectra.md.
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.spectra import bench_spectra
-from benchmarks.spectra_cost import BASE, SIZES, Point, exponent, points
+from benchmarks.spectra.bench import bench_spectra
+from benchmarks.spectra.cost import BASE, SIZES, Point, exponent, points
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "spectra.md", DOCS / "images" / "spectra-cost.png"
 BLUE = "#1f5fa8"
 AXES = {"width": "width d", "depth": "blocks L", "length": "tokens T"}

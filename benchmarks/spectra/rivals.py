@@ -15,7 +15,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from benchmarks.spectra_stack import Map
+from benchmarks.spectra.stack import Map
 from normscope.linalg import Bidiagonalisation, JacobianOperator, sigma_max
 
 TOLERANCE = 1e-2

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.spectra_rivals import TOLERANCE
-from benchmarks.spectra_stack import Map, between
+from benchmarks.spectra.rivals import TOLERANCE
+from benchmarks.spectra.stack import Map, between
 from normscope.linalg import JacobianOperator, SigmaMax, sigma_max
 from normscope.nn import build
 

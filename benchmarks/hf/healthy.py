@@ -1,10 +1,10 @@
 """Findings of `normscope check` on the model types of transformers, small and with random weights.
 
-    python -m benchmarks.hf_healthy [TYPE…] [--half first|held-out] [--variant seed|deep|wide] [--steps 0]
+    python -m benchmarks.hf.healthy [TYPE…] [--half first|held-out] [--variant seed|deep|wide] [--steps 0]
                                     [--every 1] [--output FILE.jsonl]
 
 Each type is checked as a user would, `normscope check hf:FOLDER`, from the config.json of its tiny version
-(see `hf_small`). `initializer_range` is widened by √(width / tiny width): the gain of each map stays what its
+(see `hf.small`). `initializer_range` is widened by √(width / tiny width): the gain of each map stays what its
 authors chose. An error or a warning is then a false finding, unless the small size or the random start causes
 it. `--steps 20` adds the trial. Findings that hold for the model as transformers starts or trains it are
 counted apart, never as clean (`is_true`).
@@ -25,8 +25,8 @@ from typing import Any
 from torch import nn
 from transformers import CONFIG_MAPPING
 
-from benchmarks.hf_small import IMAGE, Size, classes_of, shrunk
-from benchmarks.hf_types import parser_of, rows_of
+from benchmarks.hf.small import IMAGE, Size, classes_of, shrunk
+from benchmarks.hf.types import parser_of, rows_of
 from normscope import check, load
 from normscope.errors import UsageError
 from normscope.rules import Finding

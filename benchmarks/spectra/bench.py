@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.process import Row, circumstances, in_fresh_process, median_ms, row
-from benchmarks.spectra_deep import batched, inverse, log_sigma
-from benchmarks.spectra_rivals import (
+from benchmarks.spectra.deep import batched, inverse, log_sigma
+from benchmarks.spectra.rivals import (
     NCV,
     TOL,
     TOLERANCE,
@@ -32,7 +32,7 @@ from benchmarks.spectra_rivals import (
     power_iteration,
     svds,
 )
-from benchmarks.spectra_stack import MODEL, TOKENS, Map, between, gpt2_stack
+from benchmarks.spectra.stack import MODEL, TOKENS, Map, between, gpt2_stack
 from normscope.linalg import JacobianOperator, TopSingular, top_singular
 from normscope.linalg.golub_kahan import CONFIDENCE
 

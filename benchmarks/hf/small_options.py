@@ -1,4 +1,4 @@
-"""Options that single model types need to be built small, on top of the rule in `hf_small`."""
+"""Options that single model types need to be built small, on top of the rule in `hf.small`."""
 
 from typing import Any
 
