@@ -5,7 +5,7 @@ from collections.abc import Callable
 from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
 from benchmarks.diff.bench import bench_diff
-from benchmarks.forecast import bench_forecast
+from benchmarks.forecast.bench import bench_forecast
 from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
 from benchmarks.monitor import bench_monitor
@@ -13,7 +13,7 @@ from benchmarks.nn import bench_nn
 from benchmarks.plan import bench_plan
 from benchmarks.process import Row
 from benchmarks.quantisation import bench_quantisation
-from benchmarks.remedies import bench_remedies
+from benchmarks.remedies.bench import bench_remedies
 from benchmarks.script_steps import bench_script_steps
 from benchmarks.sharded import bench_sharded
 from benchmarks.slopes import bench_slopes

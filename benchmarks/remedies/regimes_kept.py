@@ -1,4 +1,4 @@
-"""The kept lines of remedies_regimes.jsonl, as rows of `normscope bench remedies`."""
+"""The kept lines of regimes.jsonl, as rows of `normscope bench remedies`."""
 
 import json
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import Row, records_of, row, wilson
-from benchmarks.remedies_kept import Kept, Line
-from benchmarks.remedies_regimes import FRESH, HELD_OUT, REGIMES, SEEN, FailingRun
+from benchmarks.remedies.kept import Kept, Line
+from benchmarks.remedies.regimes import FRESH, HELD_OUT, REGIMES, SEEN, FailingRun
 
-FILE = Path(__file__).parent / "remedies_regimes.jsonl"
+FILE = Path(__file__).parent / "regimes.jsonl"
 """Lines of kind "ranking" (every remedy forecast on a run) and "truth" (300 steps of a run with some)."""
 TARGET = 0.9
 

@@ -1,10 +1,10 @@
 """Make the ladders on which the forecast's rule was tuned, and the truth on which it is tested.
 
-    python -m benchmarks.forecast_grid truth                                  # the held-out grid, kept
-    python -m benchmarks.forecast_grid tuning --text FILE --output tuning.jsonl
-    python -m benchmarks.forecast_grid table tuning.jsonl
+    python -m benchmarks.forecast.grid truth                                  # the held-out grid, kept
+    python -m benchmarks.forecast.grid tuning --text FILE --output tuning.jsonl
+    python -m benchmarks.forecast.grid table tuning.jsonl
 
-`truth` trains the cells of forecast_cells.py that are not kept yet. `tuning` forecasts and trains the ladders
+`truth` trains the cells of cells.py that are not kept yet. `tuning` forecasts and trains the ladders
 on which the rule was tuned; their accuracy is not evidence. Both continue an interrupted run.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import forecast_cells
-from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, train
+from benchmarks.forecast import cells as forecast_cells
+from benchmarks.forecast.cells import LADDERS, RATES, SEEN, Ladder, train
 from normscope.anatomy import read_anatomy
 from normscope.forecast import forecast_ladder
 from normscope.train import Recipe

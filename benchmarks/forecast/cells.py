@@ -1,9 +1,9 @@
 """The held-out grid of `normscope bench forecast`: models, learning rates, text, and training results.
 
 No cell of `LADDERS` was used to tune the rule: widths, depths and seeds differ, and more than half of the
-schemes and models are new. The results of 300 training steps are kept in forecast_truth.json. To make it:
+schemes and models are new. The results of 300 training steps are kept in truth.json. To make it:
 
-    python -m benchmarks.forecast_grid truth
+    python -m benchmarks.forecast.grid truth
 
 Results are only comparable on the same bytes of text.
 """
@@ -35,7 +35,7 @@ from normscope.train import (
     trains,
 )
 
-KEPT = Path(__file__).parent / "forecast_truth.json"
+KEPT = Path(__file__).parent / "truth.json"
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
 

@@ -1,12 +1,12 @@
 """Remedies against truth on other data than bytes: rank them on each failing run, and train the first-ranked.
 
-    python -m benchmarks.remedies_regimes_grid rank --part seen        # or held-out, fresh; forecasts all
-    python -m benchmarks.remedies_regimes_grid train --part seen       # trains by rank until one rescues
-    python -m benchmarks.remedies_regimes_grid both --part seen        # does both, one run after another
-    python -m benchmarks.remedies_regimes_grid another --part seen     # the same with another seed
-    python -m benchmarks.remedies_regimes_grid train NAME … --part seen --only WORD   # trains these remedies
+    python -m benchmarks.remedies.regimes_grid rank --part seen        # or held-out, fresh; forecasts all
+    python -m benchmarks.remedies.regimes_grid train --part seen       # trains by rank until one rescues
+    python -m benchmarks.remedies.regimes_grid both --part seen        # does both, one run after another
+    python -m benchmarks.remedies.regimes_grid another --part seen     # the same with another seed
+    python -m benchmarks.remedies.regimes_grid train NAME … --part seen --only WORD   # trains these remedies
 
-Lines are appended to benchmarks/remedies_regimes.jsonl; lines that are there are not made again. After a
+Lines are appended to benchmarks/remedies/regimes.jsonl; lines that are there are not made again. After a
 change of the ranking, delete the lines of kind "ranking" before `rank`.
 """
 
@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.process import means, records_of, rounded
 from benchmarks.regimes import truth
-from benchmarks.remedies_cells import losses_of
-from benchmarks.remedies_regimes import FRESH, HELD_OUT, SEEN, FailingRun
-from benchmarks.remedies_regimes_kept import add, known
+from benchmarks.remedies.cells import losses_of
+from benchmarks.remedies.regimes import FRESH, HELD_OUT, SEEN, FailingRun
+from benchmarks.remedies.regimes_kept import add, known
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast, forecast
 from normscope.pipeline import with_baseline

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.forecast_cells import help_topics, licences
+from benchmarks.forecast.cells import help_topics, licences
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.demo.examples import CausalEncoder
 from normscope.rules.remedies import apply_all

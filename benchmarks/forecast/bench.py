@@ -1,7 +1,7 @@
 """`normscope bench forecast`: accuracy of the forecast on held-out models, learning rates and text.
 
 Every ladder of `LADDERS` is forecast now and compared with the result of 300 training steps. Those results
-are kept (see forecast_cells.py). Some are trained again now, which also gives the time of a single run. The
+are kept (see cells.py). Some are trained again now, which also gives the time of a single run. The
 time of a forecast includes everything: steps, measurements, and warm-ups that are tried if the wanted rate
 fails. Published predictors are scored on the same ladders, and on divergence of models with norms and without
 (see benchmarks/predictors).
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.forecast_cells import KEPT, LADDERS, RATES, Ladder, kept, name, train
+from benchmarks.forecast.cells import KEPT, LADDERS, RATES, Ladder, kept, name, train
 from benchmarks.predictors.cells import read
 from benchmarks.predictors.rows import auroc_rows, divergence_rows
 from benchmarks.process import Row, row, wilson
@@ -202,7 +202,7 @@ def _cost(held: Sequence[Held]) -> Row:
 
 def _again(held: Sequence[Held]) -> Row:
     same = [ladder.same for ladder in held if ladder.same is not None]
-    how = f"at {WANTED:g}, on one thread or many; all others are as kept in forecast_truth.json"
+    how = f"at {WANTED:g}, on one thread or many; all others are as kept in forecast/truth.json"
     return row(
         "stored cells with the same outcome when trained again", f"{sum(same)} of {len(same)}", "all", how
     )

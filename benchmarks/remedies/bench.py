@@ -1,10 +1,10 @@
 """`normscope bench remedies`: how often the first-ranked remedy rescues a held-out run in 300 training steps.
 
-The training results, and the ranking of each cell at that time, are kept in remedies_truth.jsonl, and those
-of runs on other data than bytes in remedies_regimes.jsonl. To make them:
+The training results, and the ranking of each cell at that time, are kept in truth.jsonl, and those
+of runs on other data than bytes in regimes.jsonl. To make them:
 
-    python -m benchmarks.remedies_grid rank
-    python -m benchmarks.remedies_regimes_grid both --part held-out        # and seen
+    python -m benchmarks.remedies.grid rank
+    python -m benchmarks.remedies.regimes_grid both --part held-out        # and seen
 
 One cell is ranked again now.
 """
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.process import Row, records_of, row, wilson
-from benchmarks.remedies_cells import Cell, held_out, read, seen, settings_of
-from benchmarks.remedies_kept import Kept
-from benchmarks.remedies_regimes_kept import rows_of_regimes
+from benchmarks.remedies.cells import Cell, held_out, read, seen, settings_of
+from benchmarks.remedies.kept import Kept
+from benchmarks.remedies.regimes_kept import rows_of_regimes
 from normscope.forecast import forecast
 from normscope.rules.remedies import REMEDIES, Rescue, try_remedies
 
-FILE = Path(__file__).parent / "remedies_truth.jsonl"
+FILE = Path(__file__).parent / "truth.jsonl"
 """Rows of kind "truth" (300 steps of a cell with some remedies or none) and "forecast" (the ranking)."""
 TARGET = 0.85
 

@@ -1,12 +1,12 @@
 """Remedies against truth: train failing runs with each remedy for 300 steps, and rank the remedies.
 
-    python -m benchmarks.remedies_grid train pre-ln    # the runs as they are, and with remedies
-    python -m benchmarks.remedies_grid rank            # forecast every remedy, train the first-ranked
-    python -m benchmarks.remedies_grid fill            # train all the rest
-    python -m benchmarks.remedies_grid tune            # all of this on the cells that tuned the order
-    python -m benchmarks.remedies_grid missed          # rank the missed cells again by the present ranking
+    python -m benchmarks.remedies.grid train pre-ln    # the runs as they are, and with remedies
+    python -m benchmarks.remedies.grid rank            # forecast every remedy, train the first-ranked
+    python -m benchmarks.remedies.grid fill            # train all the rest
+    python -m benchmarks.remedies.grid tune            # all of this on the cells that tuned the order
+    python -m benchmarks.remedies.grid missed          # rank the missed cells again by the present ranking
 
-Rows are appended to benchmarks/remedies_truth.jsonl; existing rows are not computed again. `normscope bench
+Rows are appended to benchmarks/remedies/truth.jsonl; existing rows are not computed again. `normscope bench
 remedies` shows the results. After a change of the forecast, delete the rows of kind "forecast" before `rank`.
 """
 
@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.remedies import FILE, kept, ranked_now
-from benchmarks.remedies_cells import Cell, held_out, read, seen, truth
+from benchmarks.remedies.bench import FILE, kept, ranked_now
+from benchmarks.remedies.cells import Cell, held_out, read, seen, truth
 from normscope.rules.remedies import REMEDIES, NotApplicable, Rescue
 
 
