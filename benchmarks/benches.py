@@ -8,7 +8,7 @@ from benchmarks.diff.bench import bench_diff
 from benchmarks.forecast.bench import bench_forecast
 from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
-from benchmarks.monitor import bench_monitor
+from benchmarks.monitor.bench import bench_monitor
 from benchmarks.nn import bench_nn
 from benchmarks.plan import bench_plan
 from benchmarks.process import Row

@@ -1,7 +1,7 @@
 """Small runs that go wrong late, each beside a healthy twin: how many steps before the loss the alarms come.
 
-    python -m benchmarks.monitor_runs late TEXT [FOLDER]
-    python -m benchmarks.monitor_runs rescued TEXT FOLDER [PICTURE]
+    python -m benchmarks.monitor.runs late TEXT [FOLDER]
+    python -m benchmarks.monitor.runs rescued TEXT FOLDER [PICTURE]
 
 Nothing is injected: each run fails by a setting that people really choose. Its twin differs in that setting
 alone, and sees the same batches from the same weights. The stores stay in FOLDER; a run whose store there has

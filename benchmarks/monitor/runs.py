@@ -1,4 +1,4 @@
-"""Runs under `normscope.Monitor`, by hand: `python -m benchmarks.monitor_runs healthy TEXT [FOLDER [SEED]]`.
+"""Runs under `normscope.Monitor`, by hand: `python -m benchmarks.monitor.runs healthy TEXT [FOLDER [SEED]]`.
 
 `healthy` trains 20 models of width 64 for 2,000 steps each and counts alarms, and notes apart; there should
 be no alarm. The table was fixed before the first run: ten schemes that train at that depth, with two
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import late_runs
+from benchmarks.monitor import late_runs
 from normscope.monitor import Monitor
 from normscope.rules import Severity
 from normscope.subjects import load

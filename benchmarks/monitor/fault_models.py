@@ -1,4 +1,4 @@
-"""Models that `benchmarks.monitor_faults` puts faults into.
+"""Models that `benchmarks.monitor.fault_runs` puts faults into.
 
 The replay of the first wrong value was written with those in `SEEN`. It had not been run on a model of
 `HELD_OUT` before the first sample was drawn.

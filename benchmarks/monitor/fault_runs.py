@@ -1,7 +1,7 @@
-"""Faults in running loops under `normscope.Monitor`, by hand: `python -m benchmarks.monitor_faults FILE …`.
+"""Faults in running loops under `normscope.Monitor`, by hand.
 
-    python -m benchmarks.monitor_faults FILE --set held-out --seed 1 --count 240
-    python -m benchmarks.monitor_faults FILE --summary
+    python -m benchmarks.monitor.fault_runs FILE --set held-out --seed 1 --count 240
+    python -m benchmarks.monitor.fault_runs FILE --summary
 
 A small model trains. At step 3 to 20 a random fault is put in, and the loop goes on for 30 steps. FILE gets a
 line of JSON for each fault; faults that it has are not run again. Two observers run beside the monitor: a
@@ -37,8 +37,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.fault_models import HELD_OUT, SEEN, Task
-from benchmarks.faults import Fault, Switch, draw, first_of, wrong_names
+from benchmarks.monitor.fault_models import HELD_OUT, SEEN, Task
+from benchmarks.monitor.faults import Fault, Switch, draw, first_of, wrong_names
 from benchmarks.process import records_of
 from normscope.monitor import Monitor, RunReader
 from normscope.monitor.row import FIRST_WRONG_VALUE

@@ -1,4 +1,4 @@
-"""Faults that `benchmarks.monitor_faults` draws at random, with the right answers.
+"""Faults that `benchmarks.monitor.fault_runs` draws at random, with the right answers.
 
 A fault is on for one step. Its place is drawn from all modules, parameters and optimizer states of the model.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fault_models import Einsum, Task
+from benchmarks.monitor.fault_models import Einsum, Task
 from normscope.subjects.feed import tensors_in
 
 VALUES = {"NaN": math.nan, "infinity": math.inf, "garbage": 1e30}
