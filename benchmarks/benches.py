@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 from benchmarks.cells import bench_cells
 from benchmarks.check import bench_check
-from benchmarks.diff_cost import bench_diff
-from benchmarks.forecast import bench_forecast
+from benchmarks.diff.bench import bench_diff
+from benchmarks.forecast.bench import bench_forecast
 from benchmarks.fuse import bench_fuse
 from benchmarks.kernels import bench_kernels
-from benchmarks.monitor import bench_monitor
+from benchmarks.monitor.bench import bench_monitor
 from benchmarks.nn import bench_nn
 from benchmarks.plan import bench_plan
 from benchmarks.process import Row
 from benchmarks.quantisation import bench_quantisation
-from benchmarks.remedies import bench_remedies
+from benchmarks.remedies.bench import bench_remedies
 from benchmarks.script_steps import bench_script_steps
 from benchmarks.sharded import bench_sharded
 from benchmarks.slopes import bench_slopes
-from benchmarks.spectra import bench_spectra
+from benchmarks.spectra.bench import bench_spectra
 from benchmarks.train import bench_train
 from normscope.errors import UsageError, suggest
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from benchmarks.process import Row, circumstances, in_fresh_process, row, seconds
-from benchmarks.spectra_stack import MODEL, TOKENS, between, seconds_of_forward, stack_of
+from benchmarks.spectra.stack import MODEL, TOKENS, between, seconds_of_forward, stack_of
 from normscope.anatomy import measuring
 from normscope.linalg import JacobianOperator, sigma_max
 from normscope.pipeline import check

@@ -11,6 +11,7 @@ from benchmarks.benches import BENCHES
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINE = runpy.run_path(str(DOCS / "command_line.py"))
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
 LINKING = [*ROOT.glob("*.md"), ROOT / "llms.txt"]
 NOT_OURS = {
     "--address",
@@ -23,7 +24,7 @@ NOT_OURS = {
     "--python-version",
     "--variant",
 }
-"""Options of ray, pytest, torchrun, mypy, of scripts, and of `benchmarks.hf_healthy`, that pages show."""
+"""Options of ray, pytest, torchrun, mypy, of scripts, and of `benchmarks.hf.healthy`, that pages show."""
 OPTION = r"(?<![\w-])--[a-z][a-z0-9-]+"
 OF_A_BENCHMARK = r"(?:-m |from )benchmarks\.(\w+(?:\.\w+)*)([^`\n#]*)"
 """Module of a benchmark that is called by hand, and what follows it in the command."""
@@ -50,7 +51,7 @@ def of_module(module: str) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    "path", [*LINKING, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
+    "path", [*LINKING, BENCHMARKS, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_pages_call_benchmarks_with_their_own_options(path: Path) -> None:
     for module, rest in re.findall(OF_A_BENCHMARK, path.read_text(encoding="utf-8")):
@@ -66,11 +67,22 @@ def test_pages_name_only_options_and_benchmarks_that_exist() -> None:
         word for each in commands for option in each.params for word in option.opts + option.secondary_opts
     }
     options |= NOT_OURS | {"--help", "--version", "--install-completion", "--show-completion"}
-    for path in [*LINKING, *DOCS.rglob("*.md")]:
+    for path in [*LINKING, BENCHMARKS, *DOCS.rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         ours = re.sub(OF_A_BENCHMARK, "", text)
         assert set(re.findall(OPTION, ours)) - options == set(), path
         assert set(re.findall(r"normscope bench ([\w-]+)", text)) - set(BENCHES) == set(), path
+
+
+def test_the_page_of_the_benchmarks_names_every_file_and_folder() -> None:
+    held = {
+        f"`{path.name}/`" if path.is_dir() else f"`{path.name}`"
+        for path in BENCHMARKS.parent.iterdir()
+        if not path.name.startswith("__") and path != BENCHMARKS
+    }
+    text = BENCHMARKS.read_text(encoding="utf-8")
+    assert {name for name in held if name not in text} == set()
+    assert {name for name in BENCHES if f"normscope bench {name}`" not in text} == set()
 
 
 def test_the_command_line_is_whole() -> None:

@@ -1,8 +1,9 @@
 """Definition of a late failure, from the losses of a run alone; fixed before any run was trained.
 
-A curve is the means of 20 losses. Batches are not equally hard. As in `late_runs.py`, the deviation of a
-reference run from its own median over 51 steps is therefore subtracted from each loss first; the reference
-sees the same batches at a small learning rate. Runs on one batch, which is repeated, are left as they are.
+A curve is the means of 20 losses. Batches are not equally hard. As in `monitor/late_runs.py`, the deviation
+of a reference run from its own median over 51 steps is therefore subtracted from each loss first; the
+reference sees the same batches at a small learning rate. Runs on one batch, which is repeated, are left as
+they are.
 
 A run that takes part is *healthy at step 300*: its mean loss is then under the unigram entropy by 0.1 nats,
 or under that of 100 steps before by 0.02, and not 0.3 above its lowest so far. It fails late by

@@ -2,7 +2,7 @@
 
     python -m benchmarks.predictors FILE [--part set-on|held-out|last|all] [--only WORD] [--predictor NAME …]
 
-FILE is a truth file of the regimes or of `divergence` (.jsonl), or benchmarks/forecast_truth.json. Scores
+FILE is a truth file of the regimes or of `divergence` (.jsonl), or benchmarks/forecast/truth.json. Scores
 are kept beside it, one line of JSON for each ladder and predictor, so that an interrupted command is
 continued; `--table` only prints. Ladders that are held out are only scored if they are asked for.
 """

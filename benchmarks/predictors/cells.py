@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import forecast_cells
+from benchmarks.forecast import cells as forecast_cells
 from benchmarks.predictors import divergence
 from benchmarks.predictors.setting import Setting
 from normscope.anatomy import read_anatomy

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.forecast_cells import help_topics, licences
+from benchmarks.forecast.cells import help_topics, licences
 from benchmarks.process import records_of, rounded
 from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
@@ -52,7 +52,7 @@ class Case:
 
     Attributes:
         task: "text" is the standard library's source, "licences" and "help" are the texts of
-            `forecast_cells`, "arrays" is the source of NumPy's `numpy.lib`, "recall" asks for one of `pairs`
+            `forecast.cells`, "arrays" is the source of NumPy's `numpy.lib`, "recall" asks for one of `pairs`
             in `batch` sequences.
         held_out: whether the rule of the risk was fixed before the case's runs were seen.
         last: whether it is one of the held-out cases that were fixed last.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.forecast_cells import train_together
+from benchmarks.forecast.cells import train_together
 from benchmarks.regimes.case import PARTS, RATES, STEPS, Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.forecasts import forecasts, name_of

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.forecast_cells import train_together
+from benchmarks.forecast.cells import train_together
 from benchmarks.process import EVERY, means, records_of, rounded
 from benchmarks.regimes.case import PARTS, RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES

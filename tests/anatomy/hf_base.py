@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from benchmarks.hf_small import built
+from benchmarks.hf.small import built
 
 VOCABULARY = 260
 
@@ -22,7 +22,7 @@ class HFModel:
     Attributes:
         name: unique, the test's id.
         inputs: "text", "seq2seq", "image", "waveform", "spectrogram", or "made": configuration and batch are
-            those of `benchmarks.hf_small`.
+            those of `benchmarks.hf.small`.
         unread: whether something must be said in `unread`; None where both are right.
         one_stream: False where the stacks are not compared, only the blocks in order.
         scheme: catalogue name every branch must carry; None is not compared.
@@ -179,6 +179,6 @@ def same(
 
 
 def made(types: str, stacks: tuple[StackReading, ...], **more: Any) -> list[HFModel]:
-    """Types that `benchmarks.hf_small` builds, whose readings are the same."""
+    """Types that `benchmarks.hf.small` builds, whose readings are the same."""
     options = more.pop("options", {})
     return [entry(model_type, options, stacks, inputs="made", **more) for model_type in types.split()]

@@ -2,7 +2,7 @@
 
 The labels were taken from the `forward` of the model's own file in transformers, never from our reader.
 `hf_causal`, `hf_encoders`, `hf_seq2seq` and `hf_vision` write out their configurations; `hf_small_text`,
-`hf_small_parts` and `hf_small_float` build theirs by the rule of `benchmarks.hf_small`.
+`hf_small_parts` and `hf_small_float` build theirs by the rule of `benchmarks.hf.small`.
 """
 
 from hf_base import HFModel

@@ -1,4 +1,4 @@
-"""Models of images, series and sounds that `benchmarks.hf_small` builds, with the expected reading."""
+"""Models of images, series and sounds that `benchmarks.hf.small` builds, with the expected reading."""
 
 from hf_base import made
 from readings import post, pre, stack, two_stacks

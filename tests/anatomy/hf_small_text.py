@@ -1,4 +1,4 @@
-"""Language models and encoders of text that `benchmarks.hf_small` builds, with the expected reading.
+"""Language models and encoders of text that `benchmarks.hf.small` builds, with the expected reading.
 
 The comment says what a source does where the model departs from its family.
 """

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from benchmarks.hf_healthy import _is_under_no_grad
-from benchmarks.hf_small import LAYERS, Size
+from benchmarks.hf.healthy import _is_under_no_grad
+from benchmarks.hf.small import LAYERS, Size
 
 
 class Frozen(nn.Linear):

@@ -79,8 +79,8 @@ def test_a_mean_is_of_20_losses_and_a_short_rest_has_none() -> None:
 
 
 def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
-    from benchmarks.remedies import kept
-    from benchmarks.remedies_cells import held_out, seen
+    from benchmarks.remedies.bench import kept
+    from benchmarks.remedies.cells import held_out, seen
 
     known = kept()
     assert not [cell.words for cell in (*held_out(), *seen()) if known.truth(cell, ()) is None]
@@ -89,7 +89,7 @@ def test_every_cell_of_the_remedies_has_a_kept_result() -> None:
 def test_failing_runs_of_other_data_are_those_of_their_rule() -> None:
     from benchmarks.process import records_of
     from benchmarks.regimes import truth
-    from benchmarks.remedies_regimes import FRESH, HELD_OUT, SEEN, by_the_rule
+    from benchmarks.remedies.regimes import FRESH, HELD_OUT, SEEN, by_the_rule
 
     trained = records_of(Path(truth.__file__).parent / "truth.jsonl")
     for parts, runs in ((["seen"], SEEN), (["held-out"], HELD_OUT), (["fresh", "last"], FRESH)):
@@ -113,7 +113,7 @@ def test_failing_runs_of_other_data_are_those_of_their_rule() -> None:
 def test_the_rule_takes_rates_above_the_largest_that_trains(trained: str, chosen: list[float]) -> None:
     """T trains in all three replicas, F in none, e in one."""
     from benchmarks.regimes.case import RATES
-    from benchmarks.remedies_regimes import HELD_OUT, by_the_rule
+    from benchmarks.remedies.regimes import HELD_OUT, by_the_rule
 
     ladder, number = HELD_OUT[0].ladder, {"T": 3, "e": 1, "F": 0}
     runs = [
@@ -126,8 +126,8 @@ def test_the_rule_takes_rates_above_the_largest_that_trains(trained: str, chosen
 
 
 def test_a_run_of_other_data_is_rescued_only_by_its_first_ranked_remedy() -> None:
-    from benchmarks.remedies_regimes import HELD_OUT
-    from benchmarks.remedies_regimes_kept import of_lines
+    from benchmarks.remedies.regimes import HELD_OUT
+    from benchmarks.remedies.regimes_kept import of_lines
 
     run = HELD_OUT[0]
     place = {"run": run.ladder, "lr": run.lr}

@@ -1,15 +1,15 @@
-"""Judgement of comparisons on planted differences, `benchmarks.diff_runs`."""
+"""Judgement of comparisons on planted differences, `benchmarks.diff.runs`."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.diff_families import Size
-from benchmarks.diff_judging import is_at, judged
-from benchmarks.diff_kinds import KINDS
-from benchmarks.diff_plants import Case, Plant, expanded, ported
-from benchmarks.diff_runs import SETS, pairs, records_of, run, summary
+from benchmarks.diff.families import Size
+from benchmarks.diff.judging import is_at, judged
+from benchmarks.diff.kinds import KINDS
+from benchmarks.diff.plants import Case, Plant, expanded, ported
+from benchmarks.diff.runs import SETS, pairs, records_of, run, summary
 from normscope.compare.facts import FACTS
 from normscope.compare.types import Diff, Difference, Pair, Part, Place
 

@@ -1,6 +1,6 @@
-"""The sets `fresh` and `same-fresh` of `benchmarks.diff_runs`: what they hold, and that their truth is true.
+"""The sets `fresh` and `same-fresh` of `benchmarks.diff.runs`: what they hold, and that their truth is true.
 
-All of their cases are checked by hand: `python -m benchmarks.diff_fresh_check`.
+All of their cases are checked by hand: `python -m benchmarks.diff.fresh.check`.
 """
 
 from dataclasses import replace
@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.diff_fresh import cases, sources
-from benchmarks.diff_fresh_check import difference, exact, is_right
-from benchmarks.diff_fresh_same import cases as same_cases
-from benchmarks.diff_kinds import KINDS
+from benchmarks.diff.fresh.check import difference, exact, is_right
+from benchmarks.diff.fresh.different import cases, sources
+from benchmarks.diff.fresh.same import cases as same_cases
+from benchmarks.diff.kinds import KINDS
 
 PLANTED = {case.name: case for case in cases()}
 SAME = {case.name: case for case in same_cases()}

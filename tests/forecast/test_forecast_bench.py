@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import forecast_cells
-from benchmarks.forecast import Held, _best_rates, _certainties
-from benchmarks.forecast_cells import LADDERS, RATES, SEEN, Ladder, kept, licences, name, text_hash
+from benchmarks.forecast.bench import Held, _best_rates, _certainties
+from benchmarks.forecast.cells import (
+    KEPT,
+    LADDERS,
+    RATES,
+    SEEN,
+    Ladder,
+    keep,
+    kept,
+    licences,
+    name,
+    text_hash,
+)
 from benchmarks.process import wilson
 from benchmarks.regimes.best_rates import Named
 from normscope.forecast import BestRate, Forecast, LadderForecast
@@ -104,7 +114,7 @@ def _scheme(ladder: Ladder) -> str:
 
 
 def test_what_is_kept_is_the_whole_grid_and_says_what_its_gaps_say() -> None:
-    found = json.loads(forecast_cells.KEPT.read_text())["cells"]
+    found = json.loads(KEPT.read_text())["cells"]
     assert set(found) == {name(ladder, rate) for ladder in LADDERS for rate in RATES}
     for cell in found.values():
         gap = cell["gap"]
@@ -116,7 +126,7 @@ def test_what_is_kept_is_the_whole_grid_and_says_what_its_gaps_say() -> None:
 
 def test_a_truth_of_another_text_is_not_taken(tmp_path: Path) -> None:
     file = tmp_path / "truth.json"
-    forecast_cells.keep({"a": {"gap": -1.0, "trains": True}}, file)
+    keep({"a": {"gap": -1.0, "trains": True}}, file)
     assert kept(file) == {"a": {"gap": -1.0, "trains": True}}
     file.write_text(file.read_text().replace(text_hash(), "0" * 64))
     assert kept(file) == {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normscope
-from benchmarks.faults import WrongBackward
+from benchmarks.monitor.faults import WrongBackward
 from normscope.monitor import Event, RunReader, forwards
 from normscope.monitor.plan import plan_of
 from normscope.monitor.streams import Part, Streams

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.late_runs import KINDS, judged, losses, moved, train
+from benchmarks.monitor.late_runs import KINDS, judged, losses, moved, train
 
 STEPS, SEED = 300, 0
 
 
 def test_attention_collapses_long_before_the_loss_moves(tmp_path: Path) -> None:
-    """Queries and keys learn 100 times as fast; the twin has QK-norm. See benchmarks/late_runs.py."""
+    """Queries and keys learn 100 times as fast; the twin has QK-norm. See benchmarks/monitor/late_runs.py."""
     kind = KINDS["logits"]
     stores = [tmp_path / f"{name}.db" for name in ("fails", "twin")]
     for setting, store in zip((kind.fails, kind.healthy), stores, strict=True):

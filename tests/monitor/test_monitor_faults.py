@@ -1,4 +1,4 @@
-"""Random faults in running loops, a sample of `benchmarks.monitor_faults`, through the store."""
+"""Random faults in running loops, a sample of `benchmarks.monitor.fault_runs`, through the store."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.monitor_faults import case, is_in_time, judged, records_of, run, shown, summary
+from benchmarks.monitor.fault_runs import case, is_in_time, judged, records_of, run, shown, summary
 
 SEED, COUNT = 7, 14
 

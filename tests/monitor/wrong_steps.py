@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.faults import WrongBackward
+from benchmarks.monitor.faults import WrongBackward
 from normscope.monitor.wrong_value import Replay
 from normscope.nn import build
 from normscope.subjects.feed import tensors_of

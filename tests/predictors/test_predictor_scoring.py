@@ -124,7 +124,7 @@ def test_replicas_that_disagree_are_an_edge(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_forecasts_own_grid_is_held_out() -> None:
-    found = read(Path("benchmarks/forecast_truth.json"))
+    found = read(Path("benchmarks/forecast/truth.json"))
     assert all(each.held_out and len(each.cells) == 9 for each in found)
 
 

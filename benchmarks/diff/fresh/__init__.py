@@ -1,0 +1,1 @@
+"""The sets `fresh` and `same-fresh`: published models, ports, refactorings and training recipes."""

@@ -1,0 +1,1 @@
+"""The sets `third` and `same-third`: models in the styles of public code."""

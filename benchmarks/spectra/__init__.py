@@ -1,0 +1,1 @@
+"""Cost of a Jacobian's singular values, with normscope and with alternatives."""
