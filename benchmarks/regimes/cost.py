@@ -1,7 +1,7 @@
 """Processor time of the forecast of a ladder as a share of the training that it saves.
 
     python -m benchmarks.regimes.cost [WORD …] [--part seen|held-out|fresh|last] [--every N]
-                                      [--refine N]
+                                      [--refine N] [--keep FORECASTS]
 
 A forecast includes everything: the loss without the input, the anatomy, trials, and warm-ups where the wanted
 rate fails. The training that it saves is 300 steps at each of the learning rates, alone or as a stack. Both
@@ -10,8 +10,10 @@ are timed in the same run, 20 steps before the forecast and 20 after it, on one 
 
 import argparse
 import dataclasses
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,10 +45,13 @@ def seconds(case: Case, replicas: int) -> float:
     return (time.process_time() - started) / TIMED / replicas
 
 
-def shares(case: Case, refine: int = 0) -> Shares:
-    """Cost of the forecast of a ladder."""
+def shares(case: Case, refine: int = 0, keep: Path | None = None) -> Shares:
+    """Cost of the forecast of a ladder; `keep` is a file to which its forecasts are added."""
     before = seconds(case, 1), seconds(case, len(RATES))
     rungs = forecasts(case, refine=refine)
+    if keep is not None:
+        with keep.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rungs)
     after = seconds(case, 1), seconds(case, len(RATES))
     lone, stacked = (STEPS * (a + b) / 2 for a, b in zip(before, after, strict=True))
     spent = rungs[0]["seconds"]  # of a learning rate
@@ -60,6 +65,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, default="held-out")
     parser.add_argument("--every", type=int, default=1, help="only each N-th ladder")
     parser.add_argument("--refine", type=int, default=0, help="as `check --refine`")
+    parser.add_argument("--keep", type=Path, help="file of forecasts to add to, for `scores`")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [
@@ -69,7 +75,7 @@ def main() -> None:
     ]
     found = []
     for case in cases[:: options.every]:
-        found.append(shares(case, options.refine))
+        found.append(shares(case, options.refine, options.keep))
         lone, stacked, steps = found[-1]
         print(
             f"{name_of(case)}: {100 * lone:.1f} % of lone runs, {100 * stacked:.1f} % of stacked ones, "

@@ -22,6 +22,7 @@ from normscope.subjects import Subject, untouched
 from normscope.train import LoneTrials, Recipe, Trial, in_flushed_thread, lone_trial
 
 kept_module: Any = importlib.import_module("normscope.forecast.kept")
+watch_module: Any = importlib.import_module("normscope.forecast.watch")
 ladder_module: Any = importlib.import_module("normscope.forecast.ladder")
 RATES = (1e-3, 3e-3)
 
@@ -87,6 +88,7 @@ def test_trials_that_go_on_may_stand_beside_new_ones() -> None:
     whole, expected = trained(subject, 40, None)
     assert decisions == whole
     assert [each.step for each in curves[0]] == [each.step for each in expected[0]]
+    assert [each.step for each in curves[1]] == [0, 4, 6, 8, 16, 20, 30, 40], "none while it waits"
     assert [curve[-1] for curve in curves] == [curve[-1] for curve in expected]
 
 
@@ -135,10 +137,14 @@ def test_a_ladder_takes_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_ladder_without_longer_trials_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "KeptTrial", None)
+    seen: list[Any] = []
+    monkeypatch.setattr(watch_module, "kept_trials", lambda *given: seen.append(given) or {})
     model = Tiny(depth=1)
     given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), [3e-4, 1e-3])
-    assert len(forecast_ladder(*given).rungs) == 2
+    forecast_ladder(*given)
+    assert not seen
+    forecast_ladder(*given, refine=60)
+    assert seen
 
 
 def test_what_diverged_or_was_trained_in_place_is_not_kept() -> None:

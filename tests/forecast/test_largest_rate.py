@@ -8,7 +8,7 @@ import pytest
 from test_forecast import Tiny, anatomy_of, subject_of
 
 from normscope.forecast import Forecast, forecast_ladder
-from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
+from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate, with_doubt
 from normscope.forecast.record import ForecastStep
 from normscope.train import CRITERION_STEPS, Recipe
 
@@ -42,6 +42,11 @@ def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
         ("sfF", 1),  # none trains: the likeliest
         ("SFF", None),
         ("ssF", None),  # a slow rate stays slow
+        ("TFTFF", 1),  # a larger one trains, so that it cannot be sure to fail
+        ("FFTFF", 1),
+        ("FTtFF", 2),  # the largest that trains comes first here too
+        ("SST", None),  # a small rate may be slow
+        ("fTFF", None),  # it is in doubt, but decides nothing
         ("uuS", 1),  # of open ones that with the lowest predicted loss, here the last
         ("ufS", 0),
         ("utF", 1),
@@ -52,6 +57,14 @@ def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | No
     found = in_doubt(rungs, [])
     assert found is (None if place is None else rungs[place])
     assert in_doubt(rungs, RATES) is None, "all have had their longer trial"
+
+
+def test_a_failure_that_a_larger_rate_contradicts_is_not_sure() -> None:
+    found = with_doubt(rungs_of("FfSTF"))
+    assert [rung.certainty for rung in found] == [0.5, 0.3, 0.05, 0.97, 0.02]
+    whole = rungs_of("FTF", steps=CRITERION_STEPS)
+    assert with_doubt(whole) == whole, "a whole run has shown it"
+    assert with_doubt(rungs_of("FF")) == rungs_of("FF")
 
 
 def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:
@@ -81,6 +94,7 @@ def test_the_largest_rate_is_the_largest_that_trains(letters: str, largest: floa
         ("TTttfFFF", "TTTfFFFF", [3, 2]),  # it fails, so that the one below decides
         ("Tfffffff", "Tttttttt", [1, 2, 3, 4]),  # no more than that
         ("TTTTFFFF", "TTTTFFFF", []),
+        ("FFFTFFFF", "TTTTFFFF", [2, 1, 0]),  # sure to fail below one that trains
     ],
 )
 def test_rates_around_the_largest_are_tried_again_until_it_is_settled(

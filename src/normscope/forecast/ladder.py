@@ -12,7 +12,7 @@ from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
 from normscope.forecast.divergence import with_neighbours
 from normscope.forecast.kept import KeptTrial, is_room_for
-from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate
+from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate, with_doubt
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.range_test import range_test
 from normscope.forecast.recent import recent_steps
@@ -136,7 +136,7 @@ class _Ladder:
 
     def result(self, warmup: Warmup) -> LadderForecast:
         ascending = sorted(self.rungs, key=lambda rung: rung.lr)
-        rungs = tuple(with_neighbours(ascending, self.anatomy, self.diverged))
+        rungs = tuple(with_doubt(with_neighbours(ascending, self.anatomy, self.diverged)))
         return LadderForecast(
             rungs,
             largest_rate(rungs),

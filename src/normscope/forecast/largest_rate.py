@@ -1,10 +1,12 @@
 """The largest learning rate that trains: which rung decides it, where the trials leave that in doubt."""
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 
 from normscope.forecast.best_rate import end_loss
 from normscope.forecast.record import Forecast
+from normscope.train import CRITERION_STEPS
 
 MOST_AGAIN = 4
 """Most rungs around the largest rate that are tried again, over a whole run."""
@@ -18,8 +20,9 @@ def largest_rate(rungs: Sequence[Forecast]) -> float | None:
 def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | None:
     """The rung that decides the largest rate that trains and is not sure; None if none is left.
 
-    It is the largest that trains, or the next above it. Where none trains, it is the likeliest to train of
-    those that are not merely slow. Without a loss to beat, nothing can decide it.
+    It is the largest that trains, or the next above it; then those that a larger one contradicts. If none
+    trains, it is the likeliest to train of those that are not merely slow. Without a loss to beat, nothing
+    can decide it.
 
     Args:
         rungs: forecasts of one model, ascending in the learning rate.
@@ -32,7 +35,31 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
         deciding = [rungs[k] for k in range(trained[-1], len(rungs))[:2]]
     else:
         deciding = sorted((rung for rung in rungs if _may_train(rung)), key=_likelihood)[-1:]
-    return next((rung for rung in deciding if not rung.is_sure and rung.lr not in tried), None)
+    open_ = [rung for rung in deciding if not rung.is_sure] + contradicted(rungs)[::-1]
+    return next((rung for rung in open_ if rung.lr not in tried), None)
+
+
+def contradicted(rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The rungs that are sure to fail by a short trial, though a larger learning rate trains.
+
+    One of both is wrong. It was seen with dropout of 0.3, which makes batches agree less.
+    """
+    largest = largest_rate(rungs)
+    return [
+        rung
+        for rung in rungs
+        if largest is not None
+        and rung.lr < largest
+        and rung.failed
+        and rung.is_sure
+        and rung.steps < CRITERION_STEPS
+    ]
+
+
+def with_doubt(rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The rungs; those that a larger one contradicts are as likely to train as not."""
+    wrong = {rung.lr for rung in contradicted(rungs)}
+    return [dataclasses.replace(rung, certainty=0.5) if rung.lr in wrong else rung for rung in rungs]
 
 
 def _may_train(rung: Forecast) -> bool:
