@@ -488,3 +488,18 @@ def test_each_training_loss_stands_beside_the_entropy_of_its_own_batch() -> None
     subject.unigram_entropy = None
     said = forecast(subject, read_anatomy(subject), Recipe(steps=2))
     assert {step.batch_entropy for step in said.curve} == {None}
+
+
+def test_without_a_loss_to_beat_a_run_is_not_sure_to_train() -> None:
+    """It may be too slow, which only the loss to beat can tell."""
+
+    def skewed():
+        return (batch.clamp(max=6) for batch in counting_batches())
+
+    model = Tiny()
+    known = subject_of(model, batches=skewed)
+    unknown = replace(known, unigram_entropy=None)
+    sure, open_ = (forecast(each, anatomy_of(model), Recipe(lr=3e-3)) for each in (known, unknown))
+    assert (sure.outcome, open_.outcome) == ("trains", "trains")
+    assert (sure.certainty is None, open_.certainty) == (False, None)
+    assert open_.reason.endswith("Whether it is too slow is not judged: the loss to beat is not known")

@@ -116,6 +116,10 @@ def as_forecast(
         bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
         said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
         decision = dataclasses.replace(decision, outcome="undecided", reason=said)
+    may_be_slow = decision.outcome == "trains" and subject.baseline.loss is None
+    if may_be_slow:
+        said = f"{decision.reason}. Whether it is too slow is not judged: the loss to beat is not known"
+        decision = dataclasses.replace(decision, reason=said)
     return Forecast(
         decision.outcome,
         decision.reason,
@@ -128,7 +132,7 @@ def as_forecast(
         decision.score,
         subject.best_constant,
         is_of_tokens(subject.batch),
-        certainty(decision, curve),
+        None if may_be_slow else certainty(decision, curve),
         hides_targets(subject.batch),
         divergence_risk(config.optimizer_name, config.lr, curve, anatomy),
     )
