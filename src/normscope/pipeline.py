@@ -15,7 +15,7 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
-from normscope.errors import UsageError, describe
+from normscope.errors import BatchesError, UsageError, describe
 from normscope.forecast import (
     LADDER_STEPS,
     REFINED_STEPS,
@@ -357,6 +357,9 @@ def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
     It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
     with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
     targets.
+
+    Raises:
+        BatchesError: a batch cannot be drawn.
     """
     if not _lacks_baseline(subject):
         return subject, ()
@@ -371,7 +374,9 @@ def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
         return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
         return subject, ()  # another loss has no such baseline
-    except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
+    except BatchesError:
+        raise
+    except Exception as error:  # the user's loss may raise anything; the trial says the same
         if is_out_of_memory(error):
             raise
         return subject, (f"the entropy of the targets is not known: {describe(error)}",)
@@ -477,6 +482,8 @@ def _probed(
     """
     try:
         yield from probe(run.subject, run.anatomy)
+    except BatchesError:
+        raise
     except Exception as error:
         if reraise or is_out_of_memory(error):
             raise
