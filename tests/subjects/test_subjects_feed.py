@@ -22,7 +22,7 @@ from normscope.subjects.feed import (
     tensors_in,
 )
 from normscope.subjects.repeats import repeated_after
-from normscope.subjects.subject import Batch
+from normscope.subjects.subject import LOSS_INPUTS, Batch
 from normscope.subjects.text import load_text
 
 SMALL = "depth=1,width=8,heads=1,vocab=64,context=32"
@@ -166,6 +166,29 @@ def test_what_is_no_error_of_the_batches_passes(stop: BaseException) -> None:
     with pytest.raises(type(stop)) as caught:
         list(Replay(stopped())())
     assert caught.value is stop
+
+
+EMPTY = torch.zeros(0, 64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "which"),
+    [
+        (EMPTY, "its first tensor"),
+        ((EMPTY, torch.ones(2)), "its first tensor"),
+        ({LOSS_INPUTS: torch.ones(2), "x": EMPTY}, '"x"'),
+    ],
+)
+def test_an_empty_batch_is_one_line(batch: Batch, which: str) -> None:
+    said = rf"^batch 1 of the batches is empty: {which} has shape \(0, 64\): expected at least one value"
+    with pytest.raises(UsageError, match=said):
+        make_subject(Map(), batch)
+    replay = Replay(iter([(torch.ones(2, 4), EMPTY), {"x": torch.ones(2, 4), LOSS_INPUTS: EMPTY}, batch]))
+    for _ in range(2):
+        batches = replay()
+        assert len([next(batches), next(batches)]) == 2, "what is not read first may be empty"
+        with pytest.raises(BatchesError, match="batch 3"):
+            next(batches)
 
 
 def test_a_loader_that_cannot_begin_or_exits_is_one_line() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from normscope.checks import SEED, count
 from normscope.errors import BatchesError, UsageError, describe
 from normscope.interrupts import Ended
-from normscope.subjects.subject import Batch, Batches, LossFn
+from normscope.subjects.subject import LOSS_INPUTS, Batch, Batches, LossFn
 
 if TYPE_CHECKING:
     from normscope.subjects.corpus import Source
@@ -191,7 +191,7 @@ class Replay:
         """Batch `index` of the source; `_GONE` if the source is beyond it or has ended."""
         batch: Any = _GONE
         while self._num_drawn <= index:
-            batch = self._tried(lambda: next(self._source, _GONE))
+            batch = self._tried(self._next)
             if batch is _GONE:
                 break
             self._num_drawn += 1
@@ -223,6 +223,26 @@ class Replay:
                 )
                 self._failure.__cause__ = error
         raise self._failure
+
+    def _next(self) -> Any:
+        """The next batch of the source; `_GONE` at its end.
+
+        Raises:
+            UsageError: what the model reads first in it is empty, so that the loss would be nan.
+        """
+        batch = next(self._source, _GONE)
+        parts = batch.items() if isinstance(batch, Mapping) else [("", batch)]
+        read = ((name, tensor) for name, part in parts if name != LOSS_INPUTS for tensor in tensors_of(part))
+        name, first = next(read, ("", None))
+        if first is not None and first.numel() == 0:
+            which = f'"{name}"' if name else "its first tensor"
+            shape = tuple(first.shape)
+            raise UsageError(
+                f"batch {self._num_drawn + 1} of the batches is empty: {which} has shape {shape}",
+                "at least one value in each batch",
+                "leave empty batches out",
+            )
+        return batch
 
 
 def num_bytes(batch: Any) -> int:
