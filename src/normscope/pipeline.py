@@ -392,6 +392,7 @@ def _try_out(run: Check, progress: Begun, done: int) -> None:
     with timed(run.cost, "forecast"):
         told = _stepping(progress, "forecast", done)
         run.forecast = forecast(run.subject, run.anatomy, run.config, told)
+    run.notes.extend(_repeats(run))
     try:
         try_others(run, progress, done + 1)
     finally:
@@ -420,6 +421,17 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
+
+
+def _repeats(run: Check) -> Iterator[str]:
+    """A note where the trial took the user's batches more than once, unless a note says so already."""
+    taken = run.config.steps * run.config.accumulation
+    if not run.tried or any("repeat" in note for note in run.subject.notes):
+        return
+    period = period_of(run.subject, taken)
+    if period is not None:
+        given = "a single batch is" if period == 1 else f"the {period} batches are"
+        yield f"{given} repeated: the trial takes {taken}"
 
 
 def _longer_trials(run: Check) -> dict[str, Any]:
