@@ -114,9 +114,11 @@ class Check:
         if self.config.steps == 0:
             return None
         try:
-            return described(self.config, self.subject.model)
+            found = described(self.config, self.subject.model)
         except UsageError:  # nothing to train, or nothing for Muon
             return None
+        weights = _dtype(self.subject.model)
+        return found if weights == "float32" else found | {"weights": weights}
 
     def report(self) -> Report:
         subject, found = self.subject, self.findings()
