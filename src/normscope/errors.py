@@ -43,6 +43,13 @@ class UsageError(NormscopeError, ValueError):
         super().__init__(" ".join(f"{given}: expected {expected}; {do}.".split()))
 
 
+class BatchesError(UsageError):
+    """The user's batches cannot be used: drawing one raised an error, or it is empty.
+
+    Code that goes on after an error of the model must not go on after this one.
+    """
+
+
 class CaptureError(NormscopeError):
     """A bug of normscope inside the script.
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
-from normscope.errors import UsageError, describe
+from normscope.errors import BatchesError, UsageError, describe
 from normscope.forecast import (
     LADDER_STEPS,
     REFINED_STEPS,
@@ -114,9 +114,11 @@ class Check:
         if self.config.steps == 0:
             return None
         try:
-            return described(self.config, self.subject.model)
+            found = described(self.config, self.subject.model)
         except UsageError:  # nothing to train, or nothing for Muon
             return None
+        weights = _dtype(self.subject.model)
+        return found if weights == "float32" else found | {"weights": weights}
 
     def report(self) -> Report:
         subject, found = self.subject, self.findings()
@@ -357,6 +359,9 @@ def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
     It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
     with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
     targets.
+
+    Raises:
+        BatchesError: a batch cannot be drawn.
     """
     if not _lacks_baseline(subject):
         return subject, ()
@@ -371,7 +376,9 @@ def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
         return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
         return subject, ()  # another loss has no such baseline
-    except Exception as error:  # the user's loss and batches may raise anything; the trial says the same
+    except BatchesError:
+        raise
+    except Exception as error:  # the user's loss may raise anything; the trial says the same
         if is_out_of_memory(error):
             raise
         return subject, (f"the entropy of the targets is not known: {describe(error)}",)
@@ -387,6 +394,7 @@ def _try_out(run: Check, progress: Begun, done: int) -> None:
     with timed(run.cost, "forecast"):
         told = _stepping(progress, "forecast", done)
         run.forecast = forecast(run.subject, run.anatomy, run.config, told)
+    run.notes.extend(_repeats(run))
     try:
         try_others(run, progress, done + 1)
     finally:
@@ -415,6 +423,17 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
             )
+
+
+def _repeats(run: Check) -> Iterator[str]:
+    """A note where the trial took the user's batches more than once, unless a note says so already."""
+    taken = run.config.steps * run.config.accumulation
+    if not run.tried or any("repeat" in note for note in run.subject.notes):
+        return
+    period = period_of(run.subject, taken)
+    if period is not None:
+        given = "a single batch is" if period == 1 else f"the {period} batches are"
+        yield f"{given} repeated: the trial takes {taken}"
 
 
 def _longer_trials(run: Check) -> dict[str, Any]:
@@ -477,6 +496,8 @@ def _probed(
     """
     try:
         yield from probe(run.subject, run.anatomy)
+    except BatchesError:
+        raise
     except Exception as error:
         if reraise or is_out_of_memory(error):
             raise

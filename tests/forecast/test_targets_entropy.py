@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import normscope
 from normscope.forecast import NoTargetsError, UnknownEntropyError, targets_entropy
 from normscope.forecast.entropy import GROUPS, chao_wang_jost, estimate
-from normscope.forecast.targets import stored
+from normscope.forecast.targets import TOLERANCE, stored
 from normscope.subjects import Subject, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
 
@@ -151,6 +151,42 @@ def test_another_loss_has_no_entropy(name: str) -> None:
     loss, said = OTHERS[name]
     with pytest.raises(NoTargetsError, match=said):
         targets_entropy(subject_of(Reader(), texts(), loss))
+
+
+@pytest.mark.parametrize("is_upcast", [False, True], ids=["loss in bfloat16", "its mean in float32"])
+def test_the_rounding_of_bfloat16_does_not_hide_the_entropy(is_upcast: bool) -> None:
+    """A mean cross-entropy of 5.6 comes out as 5.5."""
+    shares = 1 / torch.arange(1.0, 257)
+    shares /= shares.sum()
+
+    def words() -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield torch.multinomial(shares, 64 * 65, True, generator=generator).view(64, 65)
+
+    def upcast(logits: Tensor, batch: Tensor) -> Tensor:
+        each = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        return each.float().mean() + 0.06
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256)).bfloat16()
+    with torch.no_grad():
+        model[1].weight *= 0.5
+        model[1].bias.zero_()
+        ids = next(words())
+        exact = float(next_token(model(ids).float(), ids))
+        found = float((upcast if is_upcast else next_token)(model(ids), ids))
+    assert abs(found - exact) > TOLERANCE, "else the test shows nothing"
+    entropy = float(-(shares * shares.log()).sum())
+    subject = subject_of(model, words(), upcast if is_upcast else next_token)
+    assert targets_entropy(subject) == pytest.approx(entropy, abs=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "penalty"), [(torch.float32, 0.06), (torch.bfloat16, 0.2)])
+def test_a_penalty_is_no_rounding(dtype: torch.dtype, penalty: float) -> None:
+    subject = subject_of(Reader().to(dtype), texts(), lambda out, b: next_token(out, b) + penalty)
+    with pytest.raises(UnknownEntropyError, match="and the mean cross-entropy"):
+        targets_entropy(subject)
 
 
 def test_a_small_sample_is_not_judged_as_the_whole() -> None:

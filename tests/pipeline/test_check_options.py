@@ -1,5 +1,8 @@
 """`normscope.check`: effects and errors of its options."""
 
+import json
+
+import jsonschema
 import pytest
 import torch
 from small_models import MODELS, Sublayers, pre
@@ -7,6 +10,8 @@ from torch import nn
 
 import normscope
 from benchmarks.broken import TimesBackward
+from normscope.schemas import schema
+from normscope.train import recipe_in_words
 
 
 @pytest.mark.parametrize("select", ["NS103", ["NS103"], ("identical-blocks", "NS6")])
@@ -20,6 +25,22 @@ def test_select_takes_one_code_or_several(select: str | list[str]) -> None:
     assert [finding.code for finding in report.findings] == ["NS103"]
     rest = normscope.check(model, batch, steps=0, budget="fast", ignore=select).findings
     assert rest == tuple(finding for finding in found if finding.code != "NS103")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "words"),
+    [
+        (torch.bfloat16, "float32", "no clipping · bfloat16 weights"),
+        (torch.float32, "float32", "no clipping · float32"),
+        (torch.float64, "bfloat16", "no clipping · bfloat16"),
+    ],
+)
+def test_the_recipe_names_the_type_of_the_weights(dtype: torch.dtype, precision: str, words: str) -> None:
+    model, batch = MODELS["pre"]().to(dtype), torch.randint(0, 256, (2, 16))
+    report = normscope.check(model, batch, steps=1, precision=precision, budget="fast")
+    assert report.recipe is not None
+    assert recipe_in_words(report.recipe).endswith(words)
+    jsonschema.validate(json.loads(report.to_json()), schema("report"))
 
 
 @pytest.mark.parametrize("option", ["select", "ignore"])

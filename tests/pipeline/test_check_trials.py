@@ -15,6 +15,7 @@ from torch import Tensor
 
 import normscope
 from normscope import pipeline
+from normscope.errors import UsageError
 from normscope.forecast import REFINED_STEPS, Forecast, ForecastStep, LadderForecast, LadderInterrupted
 from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
@@ -189,15 +190,43 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
     assert all(few in note for note in said)
 
 
-def test_batches_that_break_off_do_not_break_the_check(trials: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("num", "options", "said"),
+    [
+        (3, {"steps": 5}, ["the 3 batches are repeated: the trial takes 5"]),
+        (5, {"steps": 5}, []),
+        (5, {"steps": 3, "accumulation": 2}, ["the 5 batches are repeated: the trial takes 6"]),
+        (1, {"steps": 5}, ["a single batch is repeated: the trial takes 5"]),
+        (3, {"steps": 0}, []),
+    ],
+)
+@pytest.mark.parametrize("given", [list, iter])
+def test_batches_that_the_trial_repeats_are_noted_once(
+    given: Any, num: int, options: dict[str, Any], said: list[str], trials: dict[str, Any]
+) -> None:
+    batches = given([torch.randint(0, 256, (2, 16)) for _ in range(num)])
+    report = normscope.check(MODELS["pre"](), batches, budget="fast", **options)
+    assert [note for note in report.notes if "repeat" in note] == said
+
+
+def test_a_note_that_batches_are_repeated_is_not_said_twice(trials: dict[str, Any]) -> None:
+    report = normscope.check(MODELS["pre"](), BATCH, steps=2, budget="fast")
+    assert [note for note in report.notes if "repeat" in note] == ["a single batch is repeated"]
+
+
+@pytest.mark.parametrize("good", [30, 299])
+def test_batches_that_break_off_end_the_check(good: int, trials: dict[str, Any]) -> None:
+    """They would otherwise seem to repeat."""
+    count = itertools.count()
+
     def broken() -> Tensor:
-        if next(count) > 30:
+        if next(count) == good:
             raise OSError("disk gone")
         return torch.randint(0, 256, (2, 16))
 
-    count = itertools.count()
-    normscope.check(MODELS["pre"](), iter(broken, None), steps=2, budget="fast", forecast_rates=[1e-3])
-    assert trials["refine"] == REFINED_STEPS  # whose trial would report the error
+    with pytest.raises(UsageError, match=rf"^batch {good + 1} of the batches raised OSError: disk gone"):
+        normscope.check(MODELS["pre"](), iter(broken, None), steps=2, budget="fast", forecast_rates=[1e-3])
+    assert not trials, "no ladder was begun"
 
 
 def test_the_whole_way_on_a_run_that_fails() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from remedy_subjects import CONFIG, fingerprint, given, same
 
-from normscope.errors import UsageError
+from normscope.errors import BatchesError, UsageError
 from normscope.forecast import Forecast, ForecastStep
 from normscope.rules.remedies import REMEDIES, RemediesInterrupted, Rescue, try_remedies, trying
+from normscope.subjects.feed import Replay
 from normscope.train import CRITERION_STEPS, Recipe
 
 SETTINGS = ("warm-up", "lower-rate", "clip", "adam-eps")
@@ -287,8 +288,8 @@ def test_few_batches_of_the_users_get_no_whole_run(stand_in, num: int, whole: bo
     )
 
 
-def test_batches_that_break_off_leave_the_remedies_that_were_tried(stand_in) -> None:
-    """The batches of a whole run are looked at before it; an error there is for the trial to report."""
+def test_batches_that_break_off_before_a_whole_run_are_an_error(stand_in) -> None:
+    """The batches of a whole run are looked at before it."""
     subject, anatomy = given("nn-post")
 
     def broken() -> Iterator[Any]:
@@ -296,8 +297,9 @@ def test_batches_that_break_off_leave_the_remedies_that_were_tried(stand_in) -> 
         raise OSError("disk gone")
 
     stand_in(lambda config: at_loss(2.95))
-    own = dataclasses.replace(subject, batches=broken, has_own_batches=True)
-    assert len(try_remedies(own, anatomy, CONFIG, FAILS, names=("lower-rate",)).attempts) == 1
+    own = dataclasses.replace(subject, batches=Replay(broken()), has_own_batches=True)
+    with pytest.raises(BatchesError, match=r"^batch 101 of the batches raised OSError: disk gone:"):
+        try_remedies(own, anatomy, CONFIG, FAILS, names=("lower-rate",))
 
 
 def test_whole_runs_are_few(stand_in, monkeypatch) -> None:

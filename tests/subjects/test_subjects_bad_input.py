@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from normscope.errors import UsageError
 from normscope.subjects import load, make_subject
@@ -293,3 +294,45 @@ def test_memory_that_is_refused_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             load(f"{tmp_path}/hungry.py:{factory}")
         assert_one_line(caught.value, "out of memory", "lower --batch-size")
+
+
+class Positioned(nn.Module):
+    """Embeddings of 100 ids and 16 positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(100, 8), nn.Embedding(16, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.tok(ids) + self.pos(torch.arange(ids.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (
+            torch.tensor([[1, 255, 3]]),
+            'id 255 for the embedding "tok", which has 100 rows|0 to 99|smaller ids',
+        ),
+        (
+            torch.tensor([[1, -100, 3]]),
+            'id -100 for the embedding "tok", which has 100 rows|ids from 0 to 99',
+        ),
+        (torch.full((1, 20), 3), 'id 19 for the embedding "pos", which has 16 rows|15;|shorter sequences'),
+    ],
+)
+def test_a_row_that_an_embedding_lacks_is_named(ids: torch.Tensor, words: str) -> None:
+    for batch in (ids, iter([{"ids": ids}])):
+        with pytest.raises(UsageError) as caught:
+            make_subject(Positioned(), batch)
+        assert_one_line(caught.value, *words.split("|"))
+        assert "IndexError" not in str(caught.value)
+
+
+def test_no_option_is_advised_that_own_batches_do_not_use() -> None:
+    class Raises(nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return [ids][ids.ndim]
+
+    with pytest.raises(UsageError, match=r"IndexError: list index .*; change the batch or the forward\.$"):
+        make_subject(Raises(), torch.ones(2, 3))

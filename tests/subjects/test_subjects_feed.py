@@ -1,6 +1,7 @@
 """Batches: each can be made without those before it; a user's iterator needs bounded memory."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from normscope.errors import BatchesError, UsageError
+from normscope.interrupts import Ended
 from normscope.subjects import Subject, feed, load, make_subject
 from normscope.subjects.corpus import encode
 from normscope.subjects.feed import (
@@ -19,7 +22,7 @@ from normscope.subjects.feed import (
     tensors_in,
 )
 from normscope.subjects.repeats import repeated_after
-from normscope.subjects.subject import Batch
+from normscope.subjects.subject import LOSS_INPUTS, Batch
 from normscope.subjects.text import load_text
 
 SMALL = "depth=1,width=8,heads=1,vocab=64,context=32"
@@ -136,6 +139,72 @@ def test_an_endless_iterator_is_kept_to_a_bound(monkeypatch: pytest.MonkeyPatch)
     assert alive <= 3 + 2, "those that are kept, and what the loops hold"
     assert firsts(replay(), 7) == [0, 1, 2, 0, 1, 2, 0]
     assert firsts(replay(200), 2) == [200, 201], "the pass that is furthest goes on"
+
+
+def test_a_generator_that_raised_has_not_ended() -> None:
+    def broken() -> Iterator[torch.Tensor]:
+        yield from numbers(3)
+        raise OSError("disk gone")
+
+    replay = Replay(broken())
+    for _ in range(2):
+        batches = replay()
+        assert [int(next(batches)[0, 0]) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(
+            BatchesError, match=r"^batch 4 of the batches raised OSError: disk gone:"
+        ) as caught:
+            next(batches)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Ended(15), MemoryError()])
+def test_what_is_no_error_of_the_batches_passes(stop: BaseException) -> None:
+    def stopped() -> Iterator[torch.Tensor]:
+        yield from numbers(1)
+        raise stop
+
+    with pytest.raises(type(stop)) as caught:
+        list(Replay(stopped())())
+    assert caught.value is stop
+
+
+EMPTY = torch.zeros(0, 64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "which"),
+    [
+        (EMPTY, "its first tensor"),
+        ((EMPTY, torch.ones(2)), "its first tensor"),
+        ({LOSS_INPUTS: torch.ones(2), "x": EMPTY}, '"x"'),
+    ],
+)
+def test_an_empty_batch_is_one_line(batch: Batch, which: str) -> None:
+    said = rf"^batch 1 of the batches is empty: {which} has shape \(0, 64\): expected at least one value"
+    with pytest.raises(UsageError, match=said):
+        make_subject(Map(), batch)
+    replay = Replay(iter([(torch.ones(2, 4), EMPTY), {"x": torch.ones(2, 4), LOSS_INPUTS: EMPTY}, batch]))
+    for _ in range(2):
+        batches = replay()
+        assert len([next(batches), next(batches)]) == 2, "what is not read first may be empty"
+        with pytest.raises(BatchesError, match="batch 3"):
+            next(batches)
+
+
+def test_a_loader_that_cannot_begin_or_exits_is_one_line() -> None:
+    class Broken:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            raise FileNotFoundError("no /data")
+
+    with pytest.raises(UsageError, match=r"^batch 1 of the batches raised FileNotFoundError: no /data:"):
+        make_subject(Map(), Broken())
+
+    def exits() -> Iterator[torch.Tensor]:
+        sys.exit("no /data")
+        yield
+
+    with pytest.raises(UsageError, match=r"^batch 1 of the batches raised SystemExit: no /data:"):
+        make_subject(Map(), exits())
 
 
 @pytest.mark.parametrize("is_list", [False, True], ids=["iterator", "list, which the caller holds"])

@@ -17,6 +17,7 @@ from normscope.errors import UsageError, describe
 from normscope.subjects.fake import fake_mode_of, to_fake
 from normscope.subjects.feed import Feed, Portions, placed, tensors_in
 from normscope.subjects.memory import is_out_of_memory, memory_refusals, require_room_for_batch
+from normscope.subjects.missing_row import missing_row
 from normscope.subjects.subject import (
     LOSS_INPUTS,
     POSITIONAL,
@@ -79,10 +80,12 @@ def assemble(model: nn.Module, feed: Feed, *, seed: int, spec: str) -> Subject:
         unigram_entropy=feed.unigram_entropy,
         notes=feed.notes,
         validation=feed.validation,
+        has_own_batches=feed.is_given,
     )
     if feed.validation is not None:
         next(feed.validation())  # a part too short for one sequence fails now, not during training
-    try_forward(model, subject.batch, feed.loss_fn, given=f'"{spec}" on {feed.input}')
+    words = f'"{spec}" on {feed.input}'
+    try_forward(model, subject.batch, feed.loss_fn, given=words, is_own=feed.is_given)
     return subject
 
 
@@ -107,8 +110,16 @@ def looking(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given: str) -> None:
-    """Run one forward and loss; AttemptError if one fails, UsageError if memory runs out."""
+def try_forward(
+    model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given: str, is_own: bool = False
+) -> None:
+    """Run one forward and loss; AttemptError if one fails, UsageError if memory runs out.
+
+    Args:
+        model, batch, loss_fn: what is tried.
+        given: model and batch in words.
+        is_own: whether the batch is the user's, so that no option changes it.
+    """
     mode = fake_mode_of(model)
     if mode is None:
         require_room_for_batch(model, batch, given)
@@ -121,6 +132,11 @@ def try_forward(model: nn.Module, batch: Batch, loss_fn: LossFn | None, *, given
             if is_out_of_memory(error):
                 raise
             do = "change --batch-size or --seq-len, or let a factory return (module, batch)"
+            if is_own:
+                do = "change the batch or the forward"
+            if isinstance(error, IndexError) and mode is None and (row := missing_row(model, batch)):
+                wanted = f"ids from 0 to {row.rows - 1}"
+                raise AttemptError(f"{given} ({row})", wanted, row.do if is_own else do) from error
             if isinstance(error, TypeError) and loss_fn is not None and len(tensors_in(batch)) > 1:
                 do = (
                     "give the forward's arguments as a dict, "

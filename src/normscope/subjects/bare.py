@@ -136,7 +136,6 @@ def subject_of(
         return hf_subject(feeder_of(model, head_kind_of(model), portions, data, None), spec)
     if batch is not None:
         subject = assemble(model, _given_feed(batch, loss_fn, spec), seed=portions.seed, spec=spec)
-        subject.has_own_batches = True
     else:
         feeds = (dataclasses.replace(feed, loss_fn=loss_fn) for feed in _feeds(model, portions, data.text))
         try:
@@ -174,7 +173,8 @@ def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:
     words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
     if (size := num_random_ids(first)) is not None:
         words += f", ids that look random: as even as uniform draws from {size}"
-    return Feed(replay, words, notes=(_REPEATED,) if single else replay.notes, loss_fn=loss_fn)
+    notes = (_REPEATED,) if single else replay.notes
+    return Feed(replay, words, notes=notes, loss_fn=loss_fn, is_given=True)
 
 
 def _feeds(model: nn.Module, portions: Portions, text: Text) -> Iterator[Feed]:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from normscope.checks import SEED, count
-from normscope.subjects.subject import Batch, Batches, LossFn
+from normscope.errors import BatchesError, UsageError, describe
+from normscope.interrupts import Ended
+from normscope.subjects.subject import LOSS_INPUTS, Batch, Batches, LossFn
 
 if TYPE_CHECKING:
     from normscope.subjects.corpus import Source
@@ -69,6 +71,7 @@ class Portions:
 
 
 DataT = TypeVar("DataT", bound="Source")
+DrawnT = TypeVar("DrawnT")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Feed:
         notes: remarks for the reader of the report.
         loss_fn: loss of a model's output on a batch, or None if none is known.
         validation: like `batches`, over held-out data; None if nothing is held out.
+        is_given: whether the batches are the user's.
     """
 
     batches: Batches
@@ -90,6 +94,7 @@ class Feed:
     notes: tuple[str, ...] = ()
     validation: Batches | None = None
     loss_fn: LossFn | None = None
+    is_given: bool = False
 
     @classmethod
     def of(
@@ -150,17 +155,23 @@ class Replay:
     """Make an iterable of batches endless and repeatable, in bounded memory.
 
     The first batches are kept, up to `KEPT_BYTES` and at least one. The first pass takes the others from the
-    source. A second pass, and a pass beyond the end of the source, repeats the kept batches.
+    source. A second pass, and a pass beyond the end of the source, repeats the kept batches. A source that
+    raised an error has not ended: every pass that comes to that batch raises it again.
     """
 
     def __init__(self, source: Iterable[Batch]) -> None:
         self._is_held = isinstance(source, Sequence)  # the caller holds all batches anyway
-        self._source = iter(source)
         self._kept: list[Batch] = []
         self._room, self._num_drawn = KEPT_BYTES, 0
+        self._failure: Exception | None = None
+        self._source = self._tried(lambda: iter(source))
 
     def __call__(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches from index `start` on; nothing if the source is empty."""
+        """Yield the batches from index `start` on; nothing if the source is empty.
+
+        Raises:
+            BatchesError: the source raised an error, or gave an empty batch.
+        """
         for index in itertools.count(start):
             batch = self._drawn(index)
             if batch is _GONE and not self._kept:
@@ -180,13 +191,57 @@ class Replay:
         """Batch `index` of the source; `_GONE` if the source is beyond it or has ended."""
         batch: Any = _GONE
         while self._num_drawn <= index:
-            batch = next(self._source, _GONE)
+            batch = self._tried(self._next)
             if batch is _GONE:
                 break
             self._num_drawn += 1
             if self._is_held or self._room > 0:
                 self._kept.append(batch)
                 self._room -= num_bytes(batch)
+        return batch
+
+    def _tried(self, draw: Callable[[], DrawnT]) -> DrawnT:
+        """`draw()`, with an error of the user's code as a `BatchesError`.
+
+        The error is kept: a generator that raised one gives no more batches, as if it had come to its end.
+        """
+        if self._failure is None:
+            try:
+                return draw()
+            except Ended:
+                raise
+            except (MemoryError, torch.OutOfMemoryError) as error:
+                self._failure = error
+            except UsageError as error:
+                self._failure = BatchesError(error.given, error.expected, error.do)
+                self._failure.__cause__ = error
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
+                self._failure = BatchesError(
+                    f"batch {self._num_drawn + 1} of the batches raised {describe(error)}",
+                    "a batch, or the end of the batches",
+                    "fix the code that makes them; add --traceback to see where it failed",
+                )
+                self._failure.__cause__ = error
+        raise self._failure
+
+    def _next(self) -> Any:
+        """The next batch of the source; `_GONE` at its end.
+
+        Raises:
+            UsageError: what the model reads first in it is empty, so that the loss would be nan.
+        """
+        batch = next(self._source, _GONE)
+        parts = batch.items() if isinstance(batch, Mapping) else [("", batch)]
+        read = ((name, tensor) for name, part in parts if name != LOSS_INPUTS for tensor in tensors_of(part))
+        name, first = next(read, ("", None))
+        if first is not None and first.numel() == 0:
+            which = f'"{name}"' if name else "its first tensor"
+            shape = tuple(first.shape)
+            raise UsageError(
+                f"batch {self._num_drawn + 1} of the batches is empty: {which} has shape {shape}",
+                "at least one value in each batch",
+                "leave empty batches out",
+            )
         return batch
 
 

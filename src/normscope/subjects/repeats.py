@@ -3,24 +3,18 @@
 import itertools
 
 from normscope.subjects.feed import fingerprint, tensors_in
-from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.subject import Batches, Subject
 
 
 def period_of(subject: Subject, most: int) -> int | None:
     """Number of the user's batches after which they repeat; None if they do not within `most`.
 
-    None too for batches that are not the user's, and for those that raise an error: a trial that draws as
-    many reports it.
+    None too for batches that are not the user's.
+
+    Raises:
+        BatchesError: a batch within `most` cannot be drawn.
     """
-    if not subject.has_own_batches:
-        return None
-    try:
-        return repeated_after(subject.batches, most)
-    except Exception as error:  # batches may raise anything
-        if is_out_of_memory(error):
-            raise
-        return None
+    return repeated_after(subject.batches, most) if subject.has_own_batches else None
 
 
 def repeated_after(batches: Batches, most: int) -> int | None:

@@ -99,7 +99,8 @@ def recipe_in_words(recipe: Mapping[str, Any]) -> str:
     """The data of `described` on one line.
 
     Such as "AdamW, betas 0.9, 0.95: 26 tensors at 0.0006, decay 0.1; 50 tensors at 0.0006, decay 0 · schedule
-    LambdaLR · clipped to 1 · 8 batches per step · bfloat16".
+    LambdaLR · clipped to 1 · 8 batches per step · bfloat16". The type of `weights` is named where it is not
+    float32, and no autocast sets the type that counts.
     """
     steps = recipe["accumulation"]
     parts = [_optimizer_in_words(each) for each in recipe["optimizers"]]
@@ -108,7 +109,10 @@ def recipe_in_words(recipe: Mapping[str, Any]) -> str:
     schedule += f" after a warm-up of {recipe['warmup']} steps" if recipe["warmup"] else ""
     clip = "no clipping" if recipe["clip"] is None else f"clipped to {recipe['clip']:g}"
     batches = [] if steps == 1 else [f"{steps} batches per step"]
-    return " · ".join([*parts, schedule, clip, *batches, recipe["precision"]])
+    precision, weights = recipe["precision"], recipe.get("weights")
+    if weights is not None and precision == "float32":
+        precision = f"{weights} weights"
+    return " · ".join([*parts, schedule, clip, *batches, precision])
 
 
 def _optimizer_in_words(optimizer: Mapping[str, Any]) -> str:

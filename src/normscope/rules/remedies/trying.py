@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.errors import UsageError, describe, suggest
+from normscope.errors import BatchesError, UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
 from normscope.forecast.record import SURE
 from normscope.forecast.rule import has_learnt
@@ -332,6 +332,8 @@ class _Tries:
             reading = self.anatomy if changed is self.subject else read_anatomy(changed)
         except NotApplicable as error:
             reason = error.reason
+        except BatchesError:
+            raise
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
