@@ -47,7 +47,7 @@ def ladder_table(ladder: LadderForecast) -> FigureTable:
 
 
 def mark_in_words(ladder: LadderForecast) -> str:
-    """What the mark in the ladder's table means; "" where no rate has it."""
+    """Meaning of the mark in the ladder's table; "" where no rate has it."""
     if ladder.largest_rate is None:
         return ""
     return (
