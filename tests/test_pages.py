@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from normscope.cli import options
+from normscope.cli.main import app
 from normscope.probes import Budget
 
 ROOT = Path(__file__).parents[1]
@@ -168,6 +170,13 @@ def test_a_translation_shows_the_same_code_and_figures(translation: str, page: s
 
 def test_the_readme_is_short() -> None:
     assert len(read("README.md").split()) <= 900
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_a_word_that_the_readme_presents_like_a_command_is_one(page: str) -> None:
+    names = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    (section,) = (part for part in read(page).split("\n## ") if "`doctor`" in part)
+    assert set(re.findall(r"`([a-z]+)(?: --\w+)?`", section)) <= names
 
 
 def test_the_budgets_are_those_of_the_table_and_of_the_command_line() -> None:

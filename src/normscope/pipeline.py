@@ -56,6 +56,8 @@ from normscope.subjects.repeats import period_of
 from normscope.timing import timed
 from normscope.train import CRITERION_STEPS, Recipe, described
 
+FEW_STEPS = 100
+"""Steps of a trial under which the learning rate that it names is less certain."""
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
 Begun = Callable[[str, int], None]
@@ -300,7 +302,7 @@ def _keep(run: Check, stop: KeyboardInterrupt) -> None:
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
     elif isinstance(stop, LadderInterrupted):
-        run.ladder = stop.ladder
+        run.ladder = _with_caveat(run, stop.ladder)
         run.notes.extend(run.ladder.notes)
     elif isinstance(stop, RemediesInterrupted):
         run.remedies = stop.rescue
@@ -411,7 +413,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            run.ladder = forecast_ladder(*given, run.rates, told, again=again, **_longer_trials(run))
+            ladder = forecast_ladder(*given, run.rates, told, again=again, **_longer_trials(run))
+            run.ladder = _with_caveat(run, ladder)
         run.notes.extend(run.ladder.notes)
         run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
     if run.try_remedies:
@@ -463,6 +466,22 @@ def _too_few(period: int, steps: int, accumulation: int) -> str:
         f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
         f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
     )
+
+
+def _with_caveat(run: Check, ladder: LadderForecast) -> LadderForecast:
+    """The ladder, whose rate to use says so where it rests on short trials because `refine` asked for them.
+
+    Where longer trials are left out for another reason, a note says which.
+    """
+    steps = run.refine or max(run.config.steps, LADDER_STEPS)
+    if ladder.best is None or run.refine is None or run.is_script or steps >= FEW_STEPS:
+        return ladder
+    caveat = f"from trials of {steps} steps alone: less certain"
+    is_short = (run.config.run_steps or CRITERION_STEPS) < REFINED_STEPS
+    if not is_short and period_of(run.subject, steps * run.config.accumulation) is None:  # else it is no help
+        caveat += f"; leave out --refine {run.refine}"
+    best = dataclasses.replace(ladder.best, reason=f"{ladder.best.reason} ({caveat})")
+    return dataclasses.replace(ladder, best=best) if best.rate is not None else ladder
 
 
 def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:

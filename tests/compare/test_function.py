@@ -174,6 +174,17 @@ class _Bent(nn.Linear):
         return y + 0.1 * (30 * y).sin()
 
 
+@pytest.mark.parametrize(("depths", "words"), [((3, 2), "B lacks blocks.2."), ((2, 3), "A lacks blocks.2.")])
+def test_blocks_that_one_side_lacks_are_named_where_the_hidden_states_part(
+    depths: tuple[int, int], words: str
+) -> None:
+    a, b = (f"nn:decoder,scheme=post,depth={depth},width=16,heads=2" for depth in depths)
+    said = only(compared(a, b)).message
+    assert said.startswith(
+        f"The two part at the last hidden state. {words} No further reason was found. Tried"
+    )
+
+
 def test_a_tensor_of_A_in_the_place_of_Bs_confirms_no_reason() -> None:
     a, b = pair()
     b.h[1].mlp[0].__class__ = _Bent

@@ -16,7 +16,14 @@ from torch import Tensor
 import normscope
 from normscope import pipeline
 from normscope.errors import UsageError
-from normscope.forecast import REFINED_STEPS, Forecast, ForecastStep, LadderForecast, LadderInterrupted
+from normscope.forecast import (
+    REFINED_STEPS,
+    BestRate,
+    Forecast,
+    ForecastStep,
+    LadderForecast,
+    LadderInterrupted,
+)
 from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
@@ -188,6 +195,57 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
     said = [note for note in report.notes if "learnt by heart" in note]
     assert len(said) == bool(few)
     assert all(few in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("num", "options", "caveat"),
+    [
+        (300, {"refine": 0}, " (from trials of 36 steps alone: less certain; leave out --refine 0)"),
+        (300, {"refine": 50}, " (from trials of 50 steps alone: less certain; leave out --refine 50)"),
+        (
+            300,
+            {"refine": 0, "steps": 60},
+            " (from trials of 60 steps alone: less certain; leave out --refine 0)",
+        ),
+        (300, {"refine": 0, "steps": 100}, ""),
+        (300, {"refine": 100}, ""),
+        (1, {"refine": 0}, " (from trials of 36 steps alone: less certain)"),  # there would be no longer ones
+        (
+            300,
+            {"refine": 0, "schedule": "cosine", "run_steps": 100},
+            " (from trials of 36 steps alone: less certain)",
+        ),
+        (1, {}, ""),  # a note says why
+        (300, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_rate_from_short_trials_alone_says_so(
+    num: int,
+    options: dict[str, Any],
+    caveat: str,
+    is_interrupted: bool,
+    trials: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ladder = LadderForecast((said("trains"),), 3e-4, "not needed", 0, BestRate(3e-4, None, None, "as tested"))
+
+    def made(*given: object, **more: object) -> LadderForecast:
+        if is_interrupted:
+            raise LadderInterrupted(ladder)
+        return ladder
+
+    monkeypatch.setattr(pipeline, "forecast_ladder", made)
+    batches = [torch.randint(0, 256, (2, 16)) for _ in range(num)]
+    given = {"steps": 2, "budget": "fast", "forecast_rates": [1e-3]} | options
+    if is_interrupted:
+        with pytest.raises(normscope.CheckInterrupted) as stop:
+            normscope.check(MODELS["pre"](), batches, **given)
+        report = stop.value.report
+    else:
+        report = normscope.check(MODELS["pre"](), batches, **given)
+    assert report.ladder is not None
+    assert report.ladder.best == BestRate(3e-4, None, None, f"as tested{caveat}")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Remedies that were tried and other rates, in the terminal, on the page and in the JSON."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -8,10 +9,12 @@ import jsonschema
 import pytest
 from handmade_reports import report
 
+from normscope.cli.output import spell_out
 from normscope.forecast import AtScale, BestRate, Forecast, ForecastStep, LadderForecast, ScaledRate
 from normscope.report import text_report
+from normscope.report.console import as_text
 from normscope.report.figures.trial import ladder_charts
-from normscope.report.rescue import ladder_words, rate_to_use, rates_at_scale, way_out
+from normscope.report.rescue import ladder_table, ladder_words, rate_to_use, rates_at_scale, way_out
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 from normscope.schemas import schema
 
@@ -39,10 +42,15 @@ RESCUE = Rescue(
 FULL = replace(report(), ladder=LADDER, remedies=RESCUE)
 NONE = replace(report(), remedies=Rescue((), "nothing to rescue: the forecast says trains"))
 LOST = replace(report(), remedies=Rescue(RESCUE.attempts[2:]))
+BOUND = replace(LADDER, rungs=LADDER.rungs[:2])
 EMPTY = replace(report(), ladder=LadderForecast((), None, "not tried: interrupted after 0 of 3 rates", None))
 
 
-@pytest.mark.parametrize("one", [FULL, NONE, LOST, EMPTY], ids=["full", "none", "lost", "empty"])
+@pytest.mark.parametrize(
+    "one",
+    [FULL, replace(FULL, ladder=BOUND), NONE, LOST, EMPTY],
+    ids=["full", "bound", "none", "lost", "empty"],
+)
 def test_all_are_in_the_schema_and_can_be_shown(one) -> None:
     data = json.loads(one.to_json())
     jsonschema.validate(data, schema("report"))
@@ -61,6 +69,7 @@ def test_json_has_the_best_first_with_all_there_is_to_it() -> None:
     ]
     assert data["remedies"]["attempts"][0]["code"] == [REMEDIES["pre-ln"].code]
     assert data["ladder"]["largest_rate"] == 1e-3
+    assert data["ladder"]["largest_is_bound"] is False
     assert [r["outcome"] for r in data["ladder"]["rungs"]] == ["slow", "trains", "diverges"]
 
 
@@ -82,6 +91,78 @@ def test_the_terminal_tells_the_way_out_and_every_line() -> None:
     assert "deepnorm + warm-up rescues" in flat
     assert "3 learning rates tested, the largest that trains is 0.001; warm-up 10 steps" in flat
     assert "0.01 diverges" in flat
+
+
+UNJUDGED = rung(3e-2, "not measured", 5.5)
+
+
+@pytest.mark.parametrize("rungs", [LADDER.rungs[:2], (*LADDER.rungs[:2], UNJUDGED)])
+def test_the_largest_rate_is_a_bound_where_no_larger_one_was_tested(rungs: tuple[Forecast, ...]) -> None:
+    bound = replace(FULL, ladder=replace(LADDER, rungs=rungs))
+    said = "2 learning rates tested, the largest that trains is at least 0.001 (no larger one was tested)"
+    words = text_report(bound, width=110)
+    page = re.sub(r"<[^>]+>", "", bound.to_html()).replace("\u00a0", " ")
+    assert said in " ".join(words.split())
+    assert said in " ".join(page.split())
+    assert said in bound.to_markdown()
+    assert "\n← trains; no larger rate was tested\n" in words
+    data = json.loads(bound.to_json())
+    jsonschema.validate(data, schema("report"))
+    assert (data["ladder"]["largest_rate"], data["ladder"]["largest_is_bound"]) == (1e-3, True)
+
+
+@pytest.mark.parametrize("num", [0, 5])
+def test_rates_that_were_not_judged_do_not_fail(num: int) -> None:
+    """Ctrl-C in the first trials."""
+    stopped = "not tried: interrupted after 0 of 9 learning rates"
+    ladder = LadderForecast((UNJUDGED,) * num, None, stopped, None)
+    said = "no learning rate was judged yet; warm-up not tried: interrupted after 0 of 9 learning rates"
+    assert ladder_words(ladder) == said
+    assert said in " ".join(text_report(replace(FULL, ladder=ladder)).split())
+    whole = replace(ladder, warmup="not needed", best=BestRate(None, None, None, "none trains"))
+    assert ladder_words(whole) == "no learning rate was judged; warm-up not needed"
+
+
+def test_the_count_of_tested_rates_is_that_of_the_judged_ones() -> None:
+    stopped = "not tried: interrupted after 1 of 9 learning rates"
+    ladder = LadderForecast((LADDER.rungs[0], UNJUDGED), None, stopped, None)
+    assert ladder_words(ladder) == f"1 learning rate tested, none trains; warm-up {stopped}"
+
+
+WIDE = tuple(
+    replace(rung(4.64e-5 * 10 ** (k / 3), outcome, 8.41e-4), divergence=0.26, certainty=0.97)
+    for k, outcome in enumerate(["not measured", *["trains"] * 6, "collapses", "diverges"])
+)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("largest", [1, 6])
+def test_nine_rates_with_all_columns_are_a_table_of_eighty_columns(largest: int, encoding: str) -> None:
+    spell_out()
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="normscope")
+    rungs = [replace(each, lr=float(f"{each.lr:.3g}")) for each in WIDE]
+    ladder = replace(LADDER, rungs=tuple(rungs), largest_rate=rungs[largest].lr)
+    lines = as_text(lambda width: [ladder_table(ladder)], 80, stream).splitlines()
+    assert lines[0].replace("|", " ").split() == [
+        "rate",
+        "outcome",
+        "probability",
+        "diverges",
+        "steps",
+        "loss",
+        "diversity",
+    ]
+    assert [line.split()[0] for line in lines[2:]] == [f"{each.lr:g}" for each in rungs]
+    assert max(map(len, lines)) <= 80
+    marked = [line.split()[0] for line in lines if {"←", "<-"} & set(line.split())]
+    assert marked == [f"{rungs[largest].lr:g}"]
+
+
+def test_the_mark_in_the_table_is_explained_where_there_is_one() -> None:
+    words = text_report(FULL, width=110).splitlines()
+    assert [line for line in words if line.startswith("←")] == ["← largest that trains"]
+    assert any(line.split()[:3] == ["0.001", "trains", "←"] for line in words)
+    assert "←" not in text_report(replace(FULL, ladder=replace(LADDER, largest_rate=None)))
 
 
 def test_every_form_leads_with_the_rate_to_use() -> None:

@@ -170,6 +170,10 @@ def copies(value: float) -> Case:
     return case(*(("weights/identical", f"layers.{i}", value) for i in range(1, 12)))
 
 
+def tried(found: Case, outcome: str, certainty: float | None) -> Case:
+    return replace(found, forecast=trial(outcome, certainty=certainty))
+
+
 def updates(depth: int, ratio: float) -> Case:
     figures = [("branch/update-ratio", f"layers.{i}.attn", ratio) for i in range(depth)]
     return case(*figures, reading=anatomy(depth, "post"))
@@ -306,7 +310,21 @@ PAIRS: dict[str, list[Pair]] = {
             case(reading=anatomy(final=False, join="gate", stream_scale="learnt")),
         ),
     ],
-    "NS103": [Pair("copies", W, copies(1.0), copies(0.0))],
+    "NS103": [
+        Pair("copies", W, copies(1.0), copies(0.0)),
+        Pair(
+            "a sure trial trains", N, tried(copies(1.0), "trains", 0.97), tried(copies(0.0), "trains", 0.97)
+        ),
+        Pair("an unsure one", W, tried(copies(1.0), "trains", 0.85), tried(copies(0.0), "trains", 0.85)),
+        Pair("an unknown one", W, tried(copies(1.0), "trains", None), tried(copies(0.0), "trains", None)),
+        Pair("a sure failure", W, tried(copies(1.0), "slow", 0.01), tried(copies(0.0), "slow", 0.01)),
+        Pair(
+            "only with a warm-up",
+            W,
+            tried(copies(1.0), "needs-warmup", 0.97),
+            tried(copies(0.0), "slow", 0.01),
+        ),
+    ],
     "NS104": [
         Pair("a part", N, case(reading=replace(READING, unread=("an opaque op",))), case()),
         Pair("all", W, case(reading=Anatomy((), ("no adds",))), case()),

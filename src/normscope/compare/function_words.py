@@ -7,7 +7,7 @@ from typing import Any
 from normscope.compare.keys import OUTSIDE, way_in
 from normscope.compare.mapping.changes import Change
 from normscope.compare.parting import Compared
-from normscope.compare.reasons.search import UNKNOWN, Found
+from normscope.compare.reasons.search import NO_REASON, UNKNOWN, Found
 from normscope.compare.rows import Rows
 from normscope.compare.step_names import amount, name_of_step
 from normscope.compare.types import Difference, Part, Weights
@@ -60,10 +60,18 @@ class Wording:
             sites,
             reason.a,
             reason.b,
-            reason.message,
+            self._message(group),
             tuple(evidence),
             confirmed,
         )
+
+    def _message(self, group: Sequence[Found]) -> str:
+        """The message of a reason; behind the stack, an unknown one names what one side lacks before it."""
+        message = group[0].reason.message
+        is_behind = any(each.b[0] >= 0 > max(each.b[1:]) for each in group)
+        if group[0].reason.name != UNKNOWN or not is_behind or not (lacking := self._lacking()):
+            return message
+        return message.replace(NO_REASON, f".{lacking} No further reason was found.", 1)
 
     def _sites(self, group: Sequence[Found]) -> tuple[tuple[str, str], ...]:
         """The places of a group; the way into the first stack has its name where later ones are meant too."""

@@ -227,6 +227,16 @@ class LadderForecast:
     notes: tuple[str, ...] = ()
     range_test: float | None = None
 
+    @property
+    def judged(self) -> tuple[Forecast, ...]:
+        """The rungs that were judged; the others are "not measured"."""
+        return tuple(rung for rung in self.rungs if rung.outcome != "not measured")
+
+    @property
+    def largest_is_bound(self) -> bool:
+        """Whether no rate above the largest that trains was judged: larger ones may train too."""
+        return self.largest_rate is not None and self.largest_rate == max(rung.lr for rung in self.judged)
+
     def same_run(self, forecast: Forecast) -> Forecast | None:
         """The rung of the run of `forecast`; None without one."""
         run = (forecast.lr, forecast.warmup)
@@ -237,6 +247,7 @@ class LadderForecast:
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}
         best = None if self.best is None else vars(self.best)
         more = {
+            "largest_is_bound": self.largest_is_bound,
             "ramps": [ramp.to_dict() for ramp in self.ramps],
             "at_scale": None if self.at_scale is None else self.at_scale.to_dict(),
             "range_test": self.range_test,

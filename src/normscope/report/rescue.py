@@ -22,12 +22,15 @@ _COLOURS = {"good": "green", "doubt": "yellow", "none": "", "fail": "red"}
 REACHES = ("the run's settings", "the starting weights", "the model")
 """The thing that a remedy changes, by its reach."""
 _FIGURES = ("loss", "diversity")
+_MARK = "←"
+"""Mark of the largest rate that trains, in the table."""
 
 
 def ladder_table(ladder: LadderForecast) -> FigureTable:
     """A row for each learning rate: outcome, and the steps, loss and diversity at the end of its trial.
 
-    The risk of divergence has a column if it is at least `RISKY` at any of them.
+    The largest rate that trains has a mark, see `mark_in_words`. The risk of divergence has a column if it is
+    at least `RISKY` at any of them.
     """
     is_risky = any(map(risk_in_words, ladder.rungs))
     columns = ("probability", *(("diverges",) if is_risky else ()), "steps", *_FIGURES)
@@ -35,7 +38,7 @@ def ladder_table(ladder: LadderForecast) -> FigureTable:
     for rung in ladder.rungs:
         here = rung.lr == ladder.largest_rate
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
-        note = Text(" largest that trains", style="dim") if here else Text("")
+        note = Text(f" {_MARK}", style="dim") if here else Text("")
         risk = [NOTHING if rung.divergence is None else f"{rung.divergence:.2f}"] if is_risky else []
         steps = str(rung.curve[-1].step) if rung.curve else NOTHING
         figures = (*risk, steps, *last_figures(rung))
@@ -43,17 +46,31 @@ def ladder_table(ladder: LadderForecast) -> FigureTable:
     return table
 
 
+def mark_in_words(ladder: LadderForecast) -> str:
+    """Meaning of the mark in the ladder's table; "" where no rate has it."""
+    if ladder.largest_rate is None:
+        return ""
+    return (
+        f"{_MARK} {'trains; no larger rate was tested' if ladder.largest_is_bound else 'largest that trains'}"
+    )
+
+
 def ladder_words(ladder: LadderForecast) -> str:
-    """The largest learning rate that trains, and what is known of a warm-up."""
+    """The largest learning rate that trains, or a bound on it, and what is known of a warm-up."""
+    warmup, count = f"warm-up {ladder.warmup}", len(ladder.judged)
+    if not count:
+        return f"no learning rate was judged{' yet' if ladder.best is None else ''}; {warmup}"
     largest = "none trains"
     if any(rung.outcome == "undecided" for rung in ladder.rungs):
         largest = "none is known to train"
-    if ladder.largest_rate is not None:
+    if ladder.largest_is_bound:
+        largest = f"the largest that trains is at least {ladder.largest_rate:g} (no larger one was tested)"
+    elif ladder.largest_rate is not None:
         largest = f"the largest that trains is {ladder.largest_rate:g}"
-    number = f"{len(ladder.rungs)} learning rate{'s' if len(ladder.rungs) != 1 else ''} tested"
+    number = f"{count} learning rate{'s' if count != 1 else ''} tested"
     untried = sum(rung.is_untried for rung in ladder.rungs)
     decided = f" ({untried} of them by the loss of larger ones)" if untried else ""
-    return f"{number}{decided}, {largest}; warm-up {ladder.warmup}"
+    return f"{number}{decided}, {largest}; {warmup}"
 
 
 def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:

@@ -27,6 +27,7 @@ from normscope.report.report import Report
 from normscope.report.rescue import (
     ladder_table,
     ladder_words,
+    mark_in_words,
     near_limit_in_words,
     other_trial_in_words,
     range_test_in_words,
@@ -148,6 +149,8 @@ def _tried(report: Report) -> Iterator[RenderableType]:
         if report.ladder.rungs:
             yield Text("")
             yield ladder_table(report.ladder)
+            if words := mark_in_words(report.ladder):
+                yield Text(words, style="dim")
             if words := near_limit_in_words(report.ladder):
                 yield Text("")
                 yield labelled("limit", words)

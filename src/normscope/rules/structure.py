@@ -127,7 +127,7 @@ def _open_stream(stack: Stack) -> bool:
         one spectrum instead of an average over independent factors. nn.TransformerEncoder deep-copies the
         layer it is given.""",
     threshold="""Every parameter of a block equals that of the block before it, bit for bit, and is not shared
-        with it.""",
+        with it. A note where the trial says that the run trains and is sure of it.""",
     source="""torch.nn.TransformerEncoder's documentation (all layers start with the same parameters); our
         measurement, Pre-LN, 12 blocks: copies grow 2.2 times over the upper half (independent ones: 1.5) and
         the upper quarter's branches add 0.08 of the stream (0.23).""",
@@ -135,13 +135,18 @@ def _open_stream(stack: Stack) -> bool:
         nn.init.xavier_uniform_(p).""",
 )
 def identical_blocks(case: Case) -> Iterator[Hit]:
-    same = case.finite("weights/identical")
+    same, trial = case.finite("weights/identical"), case.forecast
+    is_harmless = trial is not None and trial.outcome == "trains" and trial.is_sure
     for stack in case.anatomy.stacks:
         copies = tuple(block.site for block in stack.blocks if same.get(block.site) == 1.0)
         if copies:
             count = f"{len(copies)} of {len(stack.blocks)} blocks of {stack.name}"
             message = f"{count} are copies of the block before them."
-            yield Hit(Severity.WARNING, copies, message, case.rows(copies, "weights/identical"))
+            if is_harmless:
+                message += " The trial says that the run trains all the same."
+            yield Hit(
+                note_or_warning(not is_harmless), copies, message, case.rows(copies, "weights/identical")
+            )
 
 
 @rule(

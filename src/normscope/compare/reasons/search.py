@@ -39,6 +39,7 @@ from normscope.errors import describe
 Run = Callable[[Sequence[Patch]], Sequence[Step]]
 ROUNDS = 4
 UNKNOWN = "unknown"
+NO_REASON = " for no known reason."
 
 FILES: Mapping[str, tuple[Callable[[Scene], Reasons], ...]] = {
     "embedding": (norms.reasons, ends.embedding),
@@ -276,7 +277,7 @@ def _reasons(one: Placed, known: set[tuple[Number, str, str]], elsewhere: set[Si
         return
     known.add((one.b, UNKNOWN, apart))
     tried = TRIED.get(scene.kind, "all known reasons")
-    message = f"The two part at {name_of_step(apart)} for no known reason. Tried: {tried}."
+    message = f"The two part at {name_of_step(apart)}{NO_REASON} Tried: {tried}."
     reason = Reason(UNKNOWN, apart, None, None, message, _given(scene, apart), tuple(skipped))
     yield Found(one.a, one.b, reason, relative=relative(scene, apart))
 
