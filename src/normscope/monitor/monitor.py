@@ -224,6 +224,9 @@ class Monitor:
         self._finish_last()
         self._forget()
         try:
+            if not self._entropy.is_over:
+                self._entropy.close()
+                self._journal.note("entropy-unknown", self._entropy.reason)
             self._journal.flush()
             for finding in self._journal.compared(self._step):
                 self._say(finding, self._step)
