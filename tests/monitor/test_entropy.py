@@ -93,7 +93,7 @@ def test_too_few_targets_are_no_estimate(tmp_path: Path) -> None:
 
 
 def test_few_targets_of_many_steps_are_enough(tmp_path: Path) -> None:
-    """Of 32 targets a step, those of 34 steps are too few, and those of 256 are not."""
+    """With 32 targets a step, 34 steps are too few, and 256 are enough."""
     found = [
         noted(tmp_path / f"{steps}.db", labels_apart, lambda step: text(step, rows=4)[:, :9], steps=steps)
         for steps in (34, 256)

@@ -286,9 +286,9 @@ _OF_RANK = ("rows", "alarms", "events")
 
 
 def ends_since(path: Path, moment: float) -> tuple[list[str], int]:
-    """How the ranks with rows ended that began since `moment` (s since the epoch), and the alarms since.
+    """Ends of the ranks with rows that began since `moment` (s since the epoch), and number of alarms since.
 
-    The end of a rank is the reason why it failed, "" where it did not; of the alarms, their number.
+    The end of a rank is the reason why it failed, "" where it did not.
 
     It leaves no file beside the store, which a reader cannot remove.
     """
