@@ -1,5 +1,6 @@
 """Runs of several processes on this machine (gloo), started by `test_ranks.py`; each writes to one store."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -162,6 +163,34 @@ def looking(rank: int, size: int, folder: Path) -> None:
             monitor.step(loss)
             if rank == 1 and step == 5:
                 monitor.look()
+    dist.barrier()
+
+
+def drop_out(rank: int, size: int, folder: Path) -> None:
+    """DDP with dropout behind the embeddings, all of which are equal; without a monitor too."""
+    ends = []
+    for watched in (False, True):
+        model, optimizer = model_and_optimizer()
+        with torch.no_grad():
+            for table in (model.embedding, model.positions):
+                table.weight.copy_(table.weight[:1].clone().expand_as(table.weight))
+        model.embedding.register_forward_hook(
+            lambda module, args, output: torch.nn.functional.dropout(output, 0.1, module.training)
+        )
+        called = nn.parallel.DistributedDataParallel(model)
+        monitor = Monitor(called, optimizer, store=folder / STORE, every=3) if watched else None
+        torch.manual_seed(rank)
+        with monitor or contextlib.nullcontext():
+            for step in range(1, 8):
+                loss_of(called, batch(step, rank)).backward()
+                optimizer.param_groups[0]["lr"] = 0.0 if step < 7 else 1e-2  # all tokens stay equal
+                optimizer.step()
+                optimizer.zero_grad()
+                if monitor is not None:
+                    monitor.step()
+        ends.append([*(each.detach().clone() for each in model.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert not [note for note in monitor.notes if "NS808" in note]
     dist.barrier()
 
 

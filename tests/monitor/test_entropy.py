@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from normscope.cli.main import run
+from normscope.forecast.entropy import estimate, estimate_of_counts
 from normscope.monitor import Monitor, RunReader
+from normscope.monitor.alarms import Judges
+from normscope.monitor.entropy import TargetsEntropy
 from normscope.subjects import load
 
 VOCAB, TOKENS = 24, 40
@@ -86,6 +90,48 @@ def test_too_few_targets_are_no_estimate(tmp_path: Path) -> None:
     notes = noted(tmp_path / "run.db", labels_apart, lambda step: text(step, rows=1)[:, :9])
     assert notes["entropy"] is None
     assert "too few" in notes["entropy-unknown"]
+
+
+def test_few_targets_of_many_steps_are_enough(tmp_path: Path) -> None:
+    """With 32 targets a step, 34 steps are too few, and 256 are enough."""
+    found = [
+        noted(tmp_path / f"{steps}.db", labels_apart, lambda step: text(step, rows=4)[:, :9], steps=steps)
+        for steps in (34, 256)
+    ]
+    assert found[0]["entropy"] is None
+    assert found[0]["entropy-unknown"] == "the targets of 34 steps are too few to estimate it"
+    assert found[1]["entropy"] == pytest.approx(ENTROPY, abs=0.1)
+
+
+def test_counts_step_by_step_give_the_estimate_of_all_sequences() -> None:
+    found, seen, rng = TargetsEntropy(), [], np.random.default_rng(0)
+    for step in range(20):
+        rows = [rng.choice(5 + step, size=7) for _ in range(3)]
+        seen += rows
+        found._count(rows)
+    counts = found._counts[:, found._counts.any(axis=0)]
+    assert estimate_of_counts(counts) == estimate(seen)
+
+
+def test_an_entropy_that_stays_unknown_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.db"
+    notes = noted(path, labels_apart, lambda step: text(step, rows=1)[:, :2], steps=260)
+    assert notes["entropy-unknown"] == "the targets of 256 steps are too few to estimate it"
+    run(["check", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "entropy of the targets unknown (the targets of 256 steps are too few to estimate it)" in said
+    assert "so NS809 was not judged" in said
+
+
+def test_losses_count_from_before_the_entropy_is_known() -> None:
+    facts: dict[str, Any] = {}
+    judges, layout = Judges(facts), (("loss", ""),)
+    rng, found = np.random.default_rng(0), []
+    for step in range(1, 131):
+        if step == 121:
+            facts["entropy"] = 6.0
+        found += [each.code for each in judges.feed(step, layout, np.array([6.0 + 0.01 * rng.normal()]))]
+    assert found == ["NS809"]
 
 
 def test_classes_of_samples_are_targets(tmp_path: Path) -> None:

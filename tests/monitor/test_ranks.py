@@ -140,6 +140,16 @@ def test_accumulation_and_a_skipped_step_under_ddp(processes, tmp_path: Path) ->
     assert np.isfinite(np.delete(gradients[0], 5)).all()
 
 
+def test_tokens_that_are_equal_show_under_ddp_with_dropout(processes, tmp_path: Path) -> None:
+    """Each rank runs its model once more alone, and the run stays the same to the bit."""
+    assert go(processes, "drop_out", 2, tmp_path) == [0, 0]
+    with RunReader(tmp_path / several_ranks.STORE) as reader:
+        for rank in (0, 1):
+            steps, _, values = reader.table("stream/diversity", rank=rank)
+            assert list(steps) == [1, 3, 6]
+            assert (values < 1e-10).all()
+
+
 def test_a_bad_batch_of_one_rank_is_named_there(processes, tmp_path: Path) -> None:
     assert go(processes, "bad_batch", 2, tmp_path) == [0, 0]
     with RunReader(tmp_path / several_ranks.STORE) as reader:

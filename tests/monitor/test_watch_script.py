@@ -91,7 +91,8 @@ def test_the_store_holds_the_run_and_the_script_is_its_own(tmp_path: Path, shown
     lines = done.stderr.splitlines()
     assert lines[0] == "to stderr"
     assert lines[1:] == [
-        "normscope: no alarm; the run is in normscope-run.db, and `normscope watch normscope-run.db` shows it"
+        "normscope: the script failed (SystemExit: 3); no alarm; the run is in normscope-run.db, and "
+        "`normscope watch normscope-run.db` shows it"
     ]
     assert files(tmp_path) == {"short.py", "normscope-run.db"}
     path = tmp_path / "normscope-run.db"
@@ -134,7 +135,9 @@ fails()
     )
     assert done.returncode == alone.returncode == 1
     assert done.stderr.startswith(alone.stderr)
-    assert len(said(done.stderr)) == 1
+    (line,) = said(done.stderr)
+    assert line.startswith("normscope: the script failed (RuntimeError: Trying to backward through the graph")
+    assert "); no alarm; the run is in normscope-run.db" in line
     with RunReader(tmp_path / "normscope-run.db") as reader:
         state = reader.ranks()[0]
     assert state.state == "failed"

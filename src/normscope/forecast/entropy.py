@@ -40,6 +40,11 @@ def estimate(sequences: Sequence[np.ndarray]) -> Estimate:
     groups = np.repeat(np.arange(len(sequences)) % GROUPS, [len(each) for each in sequences])
     counts = np.zeros((GROUPS, ids.max() + 1), dtype=np.int64)
     np.add.at(counts, (groups, ids), 1)
+    return estimate_of_counts(counts)
+
+
+def estimate_of_counts(counts: np.ndarray) -> Estimate:
+    """The same from the counts (GROUPS, V) of each id in each group of sequences."""
     whole = counts.sum(0)
     value = chao_wang_jost(whole)
     without = np.array([chao_wang_jost(whole - part) for part in counts])

@@ -11,21 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.forecast.entropy import GROUPS, estimate
+from normscope.forecast.entropy import GROUPS, estimate_of_counts
 from normscope.forecast.targets import LARGEST_ERROR
 from normscope.probes.wiring.targets import in_places, targets_in
 from normscope.subjects import Batch
 from normscope.subjects.feed import tensors_in
 from normscope.subjects.targets import num_random_ids
 
-STEPS = 32
+STEPS = 256
 """Steps whose targets are read at most."""
+EACH, APART = 32, 8
+"""Steps after each of which the entropy is estimated, and steps between two estimates after them."""
 LARGEST = 1 << 24
 """Entries of a gradient that are read: of larger ones, the first sequences."""
 
 
 class TargetsEntropy:
     """Estimate that grows with each step until it is good enough, or given up.
+
+    Only the counts of the ids are kept, for each of the groups of sequences that the error is estimated from.
 
     Attributes:
         is_over: whether no more steps are wanted.
@@ -34,8 +38,8 @@ class TargetsEntropy:
 
     def __init__(self) -> None:
         self.is_over, self.reason = False, ""
-        self._found: list[NDArray[np.int64]] = []
-        self._num_steps = 0
+        self._counts = np.zeros((GROUPS, 0), dtype=np.int64)
+        self._num_sequences = self._num_steps = 0
 
     def see(self, cotangents: Iterable[Tensor], batch: Batch) -> float | None:
         """Enter the targets of a step; the entropy in nats once its error is at most `LARGEST_ERROR`.
@@ -45,25 +49,41 @@ class TargetsEntropy:
             batch: arguments of its forward.
         """
         if num_random_ids(batch) is not None:
-            self._give_up("the ids look random")
+            self._end("the ids look random")
             return None
         found = next(filter(None, (list(_sequences(each, batch)) for each in cotangents)), None)
         if found is None:
-            self._give_up("the loss is no cross-entropy of an output of the model")
+            self._end("the loss is no cross-entropy of an output of the model")
             return None
-        self._found += found
+        self._count(found)
         self._num_steps += 1
-        if len(self._found) >= GROUPS:
-            result = estimate(self._found)
+        is_due = self._num_steps <= EACH or not self._num_steps % APART
+        if is_due and self._num_sequences >= GROUPS:
+            result = estimate_of_counts(self._counts[:, self._counts.any(axis=0)])
             if result.error <= LARGEST_ERROR:
-                self.is_over, self._found = True, []
+                self._end("")
                 return result.value
         if self._num_steps >= STEPS:
-            self._give_up(f"the targets of {STEPS} steps are too few to estimate it")
+            self.close()
         return None
 
-    def _give_up(self, reason: str) -> None:
-        self.is_over, self.reason, self._found = True, reason, []
+    def close(self) -> None:
+        """Want no more steps, because the run ends or enough were read."""
+        if self._num_steps and not self.is_over:
+            self._end(f"the targets of {self._num_steps} steps are too few to estimate it")
+
+    def _count(self, found: list[NDArray[np.int64]]) -> None:
+        """Count the targets of each sequence in its group."""
+        groups = (self._num_sequences + np.arange(len(found))) % GROUPS
+        ids = np.concatenate(found)
+        new = int(ids.max()) + 1 - self._counts.shape[1]
+        if new > 0:
+            self._counts = np.pad(self._counts, ((0, 0), (0, new)))
+        np.add.at(self._counts, (np.repeat(groups, [len(each) for each in found]), ids), 1)
+        self._num_sequences += len(found)
+
+    def _end(self, reason: str) -> None:
+        self.is_over, self.reason, self._counts = True, reason, np.zeros((GROUPS, 0), dtype=np.int64)
 
 
 def _sequences(cotangent: Tensor, batch: Batch) -> Iterator[NDArray[np.int64]]:

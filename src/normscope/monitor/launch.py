@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import NoReturn
 
 from normscope.capture.launch import command_to_start, environment_of_script
@@ -20,6 +21,8 @@ LISTENER = "NORMSCOPE_LISTENER"
 """Environment variable with the module that begins in them, see `capture/boot/sitecustomize.py`."""
 HEAD = "NORMSCOPE_WATCH_HEAD"
 """Environment variable with the id of the process that says the last line."""
+LONGEST_REASON = 160
+"""Characters of an error in that line; the traceback above it has the rest."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,24 @@ def start(
 
 
 def summarize() -> None:
-    """Say where the store is and how many alarms there were, at the end of the first Python process."""
+    """Say how the script ended, how many alarms there were and where the store is.
+
+    The first Python process says it, at its end.
+    """
     settings = Settings.given()
     path = Path(settings.store)
-    num_ranks = num_alarms = 0
+    ends: list[str] = []
+    num_alarms = 0
     if path.exists():
-        from normscope.monitor.store import num_since
+        from normscope.monitor.store import ends_since
 
-        num_ranks, num_alarms = num_since(path, settings.started)
-    if num_ranks:
+        ends, num_alarms = ends_since(path, settings.started)
+    if ends:
         alarms = {0: "no alarm", 1: "1 alarm"}.get(num_alarms, f"{num_alarms} alarms")
-        say(f"{alarms}; the run is in {settings.name}, and `normscope watch {settings.name}` shows it")
+        reason = next(filter(None, ends), "")
+        said = "the script was interrupted" if reason.startswith("KeyboardInterrupt") else "the script failed"
+        how = f"{said} ({shorten(reason, LONGEST_REASON, placeholder=' …')}); " if reason else ""
+        say(f"{how}{alarms}; the run is in {settings.name}, and `normscope watch {settings.name}` shows it")
     elif os.getpid() == settings.process:
         why = "no steps of a model that can be" if "torch" in sys.modules else "PyTorch was not imported"
         say(f"nothing was watched: {why}")

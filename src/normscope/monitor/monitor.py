@@ -28,11 +28,12 @@ from normscope.monitor.hook import Hook
 from normscope.monitor.in_place import CompiledCalls, is_compiled
 from normscope.monitor.journal import Journal
 from normscope.monitor.look import ASKED, Look, Looker
+from normscope.monitor.noise import Noise
 from normscope.monitor.plan import Plan, plan_of
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue
 from normscope.monitor.rescuer import Rescuer, after_closure
-from normscope.monitor.row import SITES, STEP, Event, Row
+from normscope.monitor.row import NOISE, SITES, STEP, Event, Row
 from normscope.monitor.sharded import Sharded, is_sharded
 from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
@@ -223,6 +224,9 @@ class Monitor:
         self._finish_last()
         self._forget()
         try:
+            if not self._entropy.is_over:
+                self._entropy.close()
+                self._journal.note("entropy-unknown", self._entropy.reason)
             self._journal.flush()
             for finding in self._journal.compared(self._step):
                 self._say(finding, self._step)
@@ -313,6 +317,7 @@ class Monitor:
             self._streams.open(all_places=self._is_measured)
             if self._is_measured:
                 self._attention.open()
+                self._noise.open()
 
     @property
     def _has_wrong_stream(self) -> bool:
@@ -346,6 +351,7 @@ class Monitor:
         self._is_on_device = self._rescuer is None and is_on_device(self._model)
         self._streams = Streams(self._model, plan)
         self._streams.begin(self._now.parts)
+        self._noise = Noise(self._model, self._called, is_sharded=self._sharded is not None)
         self._held.callback(self._streams.remove)
         self._held.callback(self._attention.remove)
         is_float16 = self._facts["dtype"] == "float16"
@@ -381,6 +387,7 @@ class Monitor:
         if self._is_measured:
             shape = () if first is None else tuple(first.shape)
             self._sites.see(held, self._streams.last_rms(), shape)
+            self._noise.close(shape)
         if not was_wrong:
             self._now.forwards.close(output)
 
@@ -430,6 +437,17 @@ class Monitor:
             clipped = gradients_of(self._plan.groups.parameters, scale) if is_seen else now.gradients
             self._given = clipped.by_parameter()
             self._sites.before_step()
+            self._remove_noise()
+
+    def _remove_noise(self) -> None:
+        """Measure the diversities again without the noise of dropout, if there was any."""
+        if self._has_wrong_stream or not len(self._now.forwards):  # the last forward is not the one kept
+            return
+        if self._noise.remove(self._streams, self._sites, self._now.forwards.last(self._optimizers)):
+            reason = self._noise.reason
+            said = "the diversities are those of forwards with dropout, which can hide a collapse (NS808)"
+            self._journal.remark(f"{said}: {reason}")
+            self._journal.note(NOISE, reason)
 
     def see_gradients(self) -> None:
         """Measure the gradients as they are now; call it before they are clipped.

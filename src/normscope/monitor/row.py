@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from normscope.rules import Finding
 
+NOISE = "diversity-with-noise"
+"""Name of the noted fact that the diversities of a run hold dropout's noise; its value says why."""
+
 Layout = tuple[tuple[str, str], ...]
 """(quantity, site) of each value of a row; the site "" is the whole model."""
 STEP, SITES = "step", "sites"

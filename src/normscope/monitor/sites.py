@@ -1,7 +1,8 @@
 """Figures that are measured every few steps only, because they cost more than the norms of every step.
 
     stream/max        largest |x| of a stream
-    stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over `SEQUENCES` sequences
+    stream/diversity  ‖H − h̄‖²/‖H‖², h̄ the mean token of its sequence, over `SEQUENCES` sequences; in eval
+                      mode where the run's forwards draw random numbers, see `noise.py`
     precision/float16-headroom  log2(65504/max |x|) of the streams and of the terms that branches add, where
                       these are float16; only under float16
     branch/update-ratio  RMS of the term that a branch adds over the RMS of the stream that it is added to
@@ -83,14 +84,35 @@ class Sites:
             batch: shape of the first tensor of the batch.
         """
         held = {column: tensor for column, tensor in held.items() if tensor.numel()}
-        known = [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
-        diversity = _each(known, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float()))
+        known = self._known(held)
         self._forward = [
             _each(known, _largest),
-            np.where(diversity == _NO_DIVERSITY, NOT_MEASURED, diversity),
+            _diversities(known, batch),
             np.array([_ratio(rms[term], rms[stream]) for term, stream in self._branches]),
             _headroom(_each([_half(held.get(column)) for column in self._ranged], _largest)),
         ]
+
+    @property
+    def has_diversity(self) -> bool:
+        """Whether a diversity was measured in the last forward."""
+        return bool(self._forward) and bool(is_measured(self._forward[1]).any())
+
+    @torch.no_grad()
+    def see_diversity(self, held: Mapping[int, Tensor], batch: tuple[int, ...]) -> bool:
+        """Replace the diversities that `see` has measured by those of another forward of the same batch.
+
+        Returns:
+            whether each of them could be replaced.
+        """
+        held = {column: tensor for column, tensor in held.items() if tensor.numel()}
+        known, before = self._known(held), self._forward[1]
+        is_again = is_measured(before) & np.array([tensor is not None for tensor in known], dtype=bool)
+        self._forward[1] = np.where(is_again, _diversities(known, batch), before)
+        return bool(is_again[is_measured(before)].all())
+
+    def _known(self, held: Mapping[int, Tensor]) -> list[Tensor | None]:
+        """The tensor of each stream, None where it has no tokens."""
+        return [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
 
     @torch.no_grad()
     def before_step(self) -> None:
@@ -198,6 +220,11 @@ def _headroom(largest: Floats) -> Floats:
 def _some(tokens_BTD: Tensor) -> Tensor:
     """Up to `SEQUENCES` evenly spaced sequences, a view."""
     return tokens_BTD[:: -(-len(tokens_BTD) // SEQUENCES)]
+
+
+def _diversities(streams: Sequence[Tensor | None], batch: tuple[int, ...]) -> Floats:
+    found = _each(streams, lambda stream: _diversity(_some(sequences(stream, batch)[0]).float()))
+    return np.where(found == _NO_DIVERSITY, NOT_MEASURED, found)
 
 
 def _diversity(tokens_BTD: Tensor) -> Tensor:

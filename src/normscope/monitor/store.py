@@ -285,21 +285,24 @@ class RunStore:
 _OF_RANK = ("rows", "alarms", "events")
 
 
-def num_since(path: Path, moment: float) -> tuple[int, int]:
-    """Number of ranks with rows that began since `moment` (s since the epoch), and of alarms since then.
+def ends_since(path: Path, moment: float) -> tuple[list[str], int]:
+    """Ends of the ranks with rows that began since `moment` (s since the epoch), and number of alarms since.
+
+    The end of a rank is the reason why it failed, "" where it did not.
 
     It leaves no file beside the store, which a reader cannot remove.
     """
     connection = RUN.connect(path)
     try:
-        statements = (
-            "SELECT count(DISTINCT rank) FROM ranks JOIN rows USING (rank) WHERE began >= ?",
-            "SELECT count(*) FROM alarms WHERE time >= ?",
-        )
-        num_ranks, num_alarms = (connection.execute(each, (moment,)).fetchone()[0] for each in statements)
+        ranks = connection.execute(
+            "SELECT CASE state WHEN 'failed' THEN reason ELSE '' END FROM ranks "
+            "WHERE began >= ? AND rank IN (SELECT rank FROM rows) ORDER BY rank",
+            (moment,),
+        ).fetchall()
+        counted = connection.execute("SELECT count(*) FROM alarms WHERE time >= ?", (moment,)).fetchone()
     finally:
         connection.close()
-    return num_ranks, num_alarms
+    return [reason for (reason,) in ranks], counted[0]
 
 
 class RunReader:

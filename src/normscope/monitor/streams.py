@@ -1,6 +1,6 @@
 """Streams: sizes of the tapped tensors, over the forwards of one step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,15 @@ class Streams:
         columns = sorted(held)
         taken = [held[column] for column in columns]
         self.parts.append(Part(columns, _squares(taken), [each.tensor.numel() for each in taken]))
+        return {column: each.tensor for column, each in held.items()}
+
+    def of(self, run: Callable[[], object]) -> dict[int, Tensor]:
+        """The streams by column in a further forward, which `run` runs; it counts for no figure."""
+        self._each.open()
+        try:
+            run()
+        finally:
+            held = self._each.taken()
         return {column: each.tensor for column, each in held.items()}
 
     @property

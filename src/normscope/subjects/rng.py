@@ -48,6 +48,22 @@ def keep_random_state() -> Callable[[], None]:
     return functools.partial(_restore, *_states())
 
 
+def draws_since() -> Callable[[], bool]:
+    """Function that tells whether a generator has been drawn from since this call."""
+    cpu, cuda, (_, *numpy), python = _states()
+
+    def has_drawn() -> bool:
+        now_cpu, now_cuda, (_, *now_numpy), now_python = _states()
+        if not torch.equal(cpu, now_cpu) or python != now_python:
+            return True
+        if not all(map(np.array_equal, numpy, now_numpy)):
+            return True
+        # The devices of a CUDA that has been initialised since have no earlier states.
+        return len(cuda) == len(now_cuda) and not all(map(torch.equal, cuda, now_cuda))
+
+    return has_drawn
+
+
 def put_random_state(states: dict[str, Tensor]) -> None:
     """Restore the states of `take_random_state`, on the devices of this machine."""
     has_gauss, gauss, cached = states["gauss"].tolist()

@@ -1,7 +1,7 @@
 """RunReport: everything that the store of a run says about it, and the verdict."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +11,11 @@ from normscope.monitor.after.findings import DONE_AGAIN, Past, RunFinding, findi
 from normscope.monitor.after.opening import opened
 from normscope.monitor.alarms.growth import SPANS
 from normscope.monitor.alarms.looks import APART
-from normscope.monitor.row import LOOK, RANKS, RESCUE, Event
+from normscope.monitor.alarms.tokens import LATE_COLLAPSE
+from normscope.monitor.row import LOOK, NOISE, RANKS, RESCUE, Event
 from normscope.monitor.scene import Scene, Watcher, of_event
 from normscope.report.report import strict
-from normscope.rules import ALARMS, Finding, Severity, matches, parse_codes
+from normscope.rules import ALARMS, Finding, Record, Severity, matches, parse_codes
 
 SCHEMA = "normscope.run/1"
 """Name of the JSON Schema of `RunReport.to_dict()`, schemas/run.json."""
@@ -177,13 +178,14 @@ def check_run(
         found = findings_of(reader, scene, past)
         figures = figures_of(reader, scene.ranks[0].rank, scene.last_step)
 
-    def is_kept(each: Finding) -> bool:
+    def is_kept(each: Finding | Record) -> bool:
         return (not wanted or _is_one_of(each, wanted)) and not _is_one_of(each, dropped)
 
     kept = tuple(each for each in found if is_kept(each.finding))
     wrong = scene.wrong  # counts whatever is selected
     passed = "" if wrong is None else past.of(wrong.step, wrong.rank, wrong.attempt, is_value=True)
-    verdict, why = _verdict(scene, kept, figures, None if passed == DONE_AGAIN else wrong, passed)
+    still_wrong = None if passed == DONE_AGAIN else wrong
+    verdict, why = _verdict(scene, kept, figures, still_wrong, passed, is_kept)
     if verdict == "healthy" and (wanted or dropped):
         why = _among(wanted, dropped, figures)
     return RunReport(scene, kept, figures, verdict, why)
@@ -196,14 +198,25 @@ def _among(wanted: tuple[str, ...], dropped: tuple[str, ...], figures: Figures) 
     return f"no alarm{among} in {figures.num_steps} steps{without}"
 
 
-def _is_one_of(finding: Finding, codes: tuple[str, ...]) -> bool:
+def _is_one_of(finding: Finding | Record, codes: tuple[str, ...]) -> bool:
     return any(matches(finding, code) for code in codes)
 
 
 def _verdict(
-    scene: Scene, findings: tuple[RunFinding, ...], figures: Figures, wrong: Event | None, passed: str
+    scene: Scene,
+    findings: tuple[RunFinding, ...],
+    figures: Figures,
+    wrong: Event | None,
+    passed: str,
+    is_asked: Callable[[Record], bool],
 ) -> tuple[RunVerdict, str]:
-    """The verdict with its reason; `wrong` is the first wrong value, and `passed` as that of a finding."""
+    """The verdict with its reason.
+
+    Args:
+        wrong: the first wrong value.
+        passed: of it, as of a finding.
+        is_asked: whether an alarm was not left out.
+    """
     last = scene.last_step
     until = "before its first step" if last is None else f"after step {last}"
     errors = [each for each in findings if each.severity is Severity.ERROR]
@@ -220,7 +233,7 @@ def _verdict(
         return "at risk", f"a value went wrong at step {wrong.step}, which a rescue passed over"
     if warnings:
         return "at risk", _named(warnings[0])
-    reasons = list(_open(scene, figures))
+    reasons = list(_open(scene, figures, is_asked))
     if reasons:
         return "undecided", "; ".join(reasons)
     return "healthy", f"no alarm in {figures.num_steps} steps"
@@ -230,7 +243,7 @@ def _named(found: RunFinding) -> str:
     return f"{found.finding.code} {found.finding.name} at step {found.step}"
 
 
-def _open(scene: Scene, figures: Figures) -> Iterator[str]:
+def _open(scene: Scene, figures: Figures, is_asked: Callable[[Record], bool]) -> Iterator[str]:
     """Reasons why a run without alarms is not judged healthy."""
     if is_interrupted(scene):
         yield f"the run was interrupted after step {scene.last_step}"
@@ -241,6 +254,8 @@ def _open(scene: Scene, figures: Figures) -> Iterator[str]:
     if failed is not None:
         yield f"the monitor stopped at step {failed.step}: {failed.data.get('error')}"
     yield from (event.sentence for event in scene.events if event.kind == RANKS)
+    if NOISE in scene.notes and is_asked(LATE_COLLAPSE):
+        yield f"NS808 late-collapse was not judged: dropout can hide it, and {scene.notes[NOISE]}"
     if not figures.num_steps:
         yield "no step was stored"
     elif figures.num_steps < LEAST_STEPS:

@@ -99,6 +99,8 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
             words += f", best {figure(found.best_loss)} at step {found.best_step}"
         if isinstance(entropy, int | float):
             words += f"; entropy of the targets {figure(float(entropy))}"
+        elif unknown := report.scene.notes.get("entropy-unknown"):
+            words += f"; entropy of the targets unknown ({unknown}), so NS809 was not judged"
         yield "loss", words
     if found.seconds is not None and found.step_seconds is not None:
         yield "time", f"{_duration(found.seconds)} in steps, median {figure(found.step_seconds)} s a step"

@@ -112,12 +112,14 @@ class Stuck:
     def feed(self, look: Look) -> Iterator[Finding]:
         """Alarms of a row."""
         usable = look.usable[self.columns.numbers]
-        entropy = self._notes.get("entropy")
-        if not isinstance(entropy, int | float) or not math.isfinite(entropy) or not usable.all():
+        if not usable.all():
             return
         values = look.values[self.columns.numbers]
         self._losses[:, self._entered % LONG] = values
         self._entered += 1
+        entropy = self._notes.get("entropy")
+        if not isinstance(entropy, int | float) or not math.isfinite(entropy):
+            return
         if self._entered < LONG or self._entered % APART:
             return
         held = np.roll(self._losses, -(self._entered % LONG), axis=1)
