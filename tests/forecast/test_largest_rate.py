@@ -47,6 +47,7 @@ def rungs_of(letters: str, steps: int = 36) -> list[Forecast]:
         ("FTtFF", 2),  # the largest that trains comes first here too
         ("SST", None),  # a small rate may be slow
         ("fTFF", None),  # it is in doubt, but decides nothing
+        ("TfTFF", 1),  # smaller and larger ones train
         ("uuS", 1),  # of open ones that with the lowest predicted loss, here the last
         ("ufS", 0),
         ("utF", 1),
@@ -62,6 +63,7 @@ def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | No
 def test_a_failure_that_a_larger_rate_contradicts_is_not_sure() -> None:
     found = with_doubt(rungs_of("FfSTF"))
     assert [rung.certainty for rung in found] == [0.5, 0.3, 0.05, 0.97, 0.02]
+    assert [rung.certainty for rung in with_doubt(rungs_of("tfTF"))] == [0.7, 0.5, 0.97, 0.02]
     whole = rungs_of("FTF", steps=CRITERION_STEPS)
     assert with_doubt(whole) == whole, "a whole run has shown it"
     assert with_doubt(rungs_of("FF")) == rungs_of("FF")
@@ -95,6 +97,7 @@ def test_the_largest_rate_is_the_largest_that_trains(letters: str, largest: floa
         ("Tfffffff", "Tttttttt", [1, 2, 3, 4]),  # no more than that
         ("TTTTFFFF", "TTTTFFFF", []),
         ("FFFTFFFF", "TTTTFFFF", [2, 1, 0]),  # sure to fail below one that trains
+        ("fTfTFFFF", "TTTTFFFF", [2]),
     ],
 )
 def test_rates_around_the_largest_are_tried_again_until_it_is_settled(

@@ -40,18 +40,22 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
 
 
 def contradicted(rungs: Sequence[Forecast]) -> list[Forecast]:
-    """The rungs that are sure to fail by a short trial, though a larger learning rate trains.
+    """The rungs that fail by a short trial though a larger learning rate trains, and a smaller one too.
 
-    One of both is wrong. It was seen with dropout of 0.3, which makes batches agree less.
+    One of them is wrong. The same holds without a smaller one for a rung that is sure to fail: merely small
+    rates are slow. It was seen with dropout of 0.3, which makes batches agree less.
+
+    Args:
+        rungs: ascending in the learning rate.
     """
-    largest = largest_rate(rungs)
+    trained = [rung.lr for rung in rungs if rung.trains]
     return [
         rung
         for rung in rungs
-        if largest is not None
-        and rung.lr < largest
+        if trained
+        and rung.lr < trained[-1]
         and rung.failed
-        and rung.is_sure
+        and (rung.is_sure or trained[0] < rung.lr)
         and rung.steps < CRITERION_STEPS
     ]
 
