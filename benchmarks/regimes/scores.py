@@ -1,10 +1,11 @@
 """Score the forecasts of the regimes against the runs that were trained.
 
-    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells] [--again]
+    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells] [--again] [--replicas N]
 
 A cell is one ladder at one learning rate. It trained if all three of its replicas trained, and failed if none
 did. The others are at the edge: whether they train hangs on the seed or on rounding, and no forecast of them
-is right or wrong. Ladders whose replicas were not all trained are left out, and counted.
+is right or wrong. Ladders with fewer trained replicas than `--replicas`, three by default, are left out, and
+listed.
 """
 
 import argparse
@@ -83,7 +84,7 @@ class Scored:
         said = _largest(cell.forecast["lr"] for cell in self.cells if cell.forecast["outcome"] == "trains")
         trained = [
             _largest(cell.forecast["lr"] for cell in self.cells if cell.runs[number]["trains"])
-            for number in range(REPLICAS)
+            for number in range(len(self.cells[0].runs))
         ]
         return min(trained) / NEAR <= said <= max(trained) * NEAR
 
@@ -101,8 +102,10 @@ def _largest(rates: Any) -> float:
     return max(rates, default=0.0)
 
 
-def ladders(truth: Sequence[Record], forecasts: Sequence[Record]) -> tuple[list[Scored], list[str]]:
-    """The ladders that were forecast and trained, and the names of those whose replicas are not complete."""
+def ladders(
+    truth: Sequence[Record], forecasts: Sequence[Record], least: int = REPLICAS
+) -> tuple[list[Scored], list[str]]:
+    """The ladders that were forecast and trained, and the names of those with fewer than `least` replicas."""
     runs: dict[tuple[str, float], dict[int, Record]] = defaultdict(dict)
     for run in truth:
         runs[run["case"], run["lr"]][run["replica"]] = run
@@ -111,7 +114,7 @@ def ladders(truth: Sequence[Record], forecasts: Sequence[Record]) -> tuple[list[
         rungs[rung["case"]].append(rung)
     found, incomplete = [], []
     for name, each in rungs.items():
-        if any(len(runs[name, rung["lr"]]) < REPLICAS for rung in each):
+        if any(len(runs[name, rung["lr"]]) < least for rung in each):
             incomplete.append(name)
             continue
         cells = [Cell(r, tuple(run for _, run in sorted(runs[name, r["lr"]].items()))) for r in each]
@@ -217,11 +220,12 @@ def main() -> None:
     parser.add_argument(
         "--again", action="store_true", help="judge the measurements by the rule as it is now"
     )
+    parser.add_argument("--replicas", type=int, default=REPLICAS, help="fewest trained runs of a cell")
     options = parser.parse_args()
     forecasts = records_of(options.forecasts)
     if options.again:
         forecasts = judge(forecasts)
-    found, incomplete = ladders(records_of(options.truth), forecasts)
+    found, incomplete = ladders(records_of(options.truth), forecasts, options.replicas)
     if options.cells:
         print("\n".join(map(cells_of, found)))
     print(table(found, incomplete))

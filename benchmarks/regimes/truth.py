@@ -1,6 +1,6 @@
 """Train the ladders of the regimes, three replicas a cell, and keep the results.
 
-    python -m benchmarks.regimes.truth FILE [--regime NAME …] [--part PART …] [--only WORD]
+    python -m benchmarks.regimes.truth FILE [--regime NAME …] [--part PART …] [--only WORD] [--alone]
 
 One line of JSON is one run; an interrupted run of this command is continued. `truth.jsonl` beside this file
 has what was trained so far. Replica 0 and 1 have seeds of their own, for weights and batches. Replica 2 is
@@ -28,8 +28,12 @@ REPLICAS = 3
 OTHER, _ROUNDING = 500, 1e-6
 
 
-def runs(case: Case, replica: int) -> list[dict[str, Any]]:
-    """The runs of one replica at all learning rates, trained as a stack if that is possible."""
+def runs(case: Case, replica: int, *, alone: bool = False) -> list[dict[str, Any]]:
+    """The runs of one replica at all learning rates.
+
+    They are trained as a stack if that is possible, or (`alone`) one after the other, which takes less time
+    and memory where a batch is large.
+    """
     seed = case.seed + OTHER * (replica == 1)
     subject = case.subject(seed)
     if replica == 2:
@@ -37,7 +41,8 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
     baseline = case.feed.baseline()
     recipes = [case.recipe(rate, seed) for rate in RATES]
     started = time.process_time()
-    trials = train_together(subject, recipes)
+    parts = [[recipe] for recipe in recipes] if alone else [recipes]
+    trials = [train_together(subject, part) for part in parts]
     seconds = (time.process_time() - started) / len(RATES)
     return [
         {
@@ -49,9 +54,9 @@ def runs(case: Case, replica: int) -> list[dict[str, Any]]:
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
             "curve": list(map(rounded, means(losses))),
             "seconds": round(seconds, 2),
-            "way": type(trials).__name__,
+            "way": type(trials[0]).__name__,
         }
-        for rate, losses in zip(RATES, trials.losses, strict=True)
+        for rate, losses in zip(RATES, (each for part in trials for each in part.losses), strict=True)
     ]
 
 
@@ -68,6 +73,7 @@ def main() -> None:
     parser.add_argument("--regime", choices=REGIMES, action="append", default=[])
     parser.add_argument("--part", choices=PARTS, action="append", default=[])
     parser.add_argument("--only", default="", help="part of the names of ladders")
+    parser.add_argument("--alone", action="store_true", help="each learning rate alone, not as a stack")
     options = parser.parse_args()
     assert LAST < EVERY + 1
     torch.set_num_threads(1)
@@ -77,7 +83,7 @@ def main() -> None:
     for replica, case in itertools.product(range(REPLICAS), wanted):  # every ladder once, then again
         if (f"{case.regime}: {case.name}", replica) in known:
             continue
-        found = runs(case, replica)
+        found = runs(case, replica, alone=options.alone)
         with options.file.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in found)
         gaps = [None if r["last"] is None else round(r["last"] - r["baseline"], 2) for r in found]

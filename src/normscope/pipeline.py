@@ -31,6 +31,7 @@ from normscope.forecast import (
     forecast_measurements,
     targets_entropy,
 )
+from normscope.forecast.rule import LONG
 from normscope.interrupts import only_once
 from normscope.probes import (
     PROBES,
@@ -56,8 +57,6 @@ from normscope.subjects.repeats import period_of
 from normscope.timing import timed
 from normscope.train import CRITERION_STEPS, Recipe, described
 
-FEW_STEPS = 100
-"""Steps of a trial under which the learning rate that it names is less certain."""
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
 Begun = Callable[[str, int], None]
@@ -474,7 +473,7 @@ def _with_caveat(run: Check, ladder: LadderForecast) -> LadderForecast:
     Where longer trials are left out for another reason, a note says which.
     """
     steps = run.refine or max(run.config.steps, LADDER_STEPS)
-    if ladder.best is None or run.refine is None or run.is_script or steps >= FEW_STEPS:
+    if ladder.best is None or run.refine is None or run.is_script or steps > LONG:
         return ladder
     caveat = f"from trials of {steps} steps alone: less certain"
     is_short = (run.config.run_steps or CRITERION_STEPS) < REFINED_STEPS

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_forecast import Tiny, anatomy_of, counting_batches, subject_of
+from test_forecast_ladder import Uncopyable
 from torch import nn
 
 from normscope.forecast import ForecastStep, forecast_ladder
@@ -122,16 +122,19 @@ def test_dropout_goes_on_with_new_masks() -> None:
 
 
 def test_a_ladder_takes_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = _counted(monkeypatch)
+    taken: list[Trial] = []
+    advance = Trial.advance
+    monkeypatch.setattr(Trial, "advance", lambda self: taken.append(self) or advance(self))
     monkeypatch.setattr(ladder_module._Ladder, "test_range", lambda self, config: None)
     model = Tiny(depth=1, dropout=0.0)
     given = (subject_of(model), anatomy_of(model), Recipe(lr=1e-3), [3e-4, 1e-3, 3e-3])
     ladder = forecast_ladder(*given, refine=60)
     assert {rung.steps for rung in ladder.rungs} == {60}
-    assert steps() == sum(rung.last_step for rung in ladder.rungs)
+    assert len(taken) == sum(rung.last_step for rung in ladder.rungs)
+    taken.clear()
     monkeypatch.setattr(kept_module, "available_bytes", lambda device: 0)
     again = forecast_ladder(*given, refine=60)
-    assert steps() >= sum(rung.last_step for rung in again.rungs) + 3 * 18, "without room they start anew"
+    assert len(taken) >= sum(rung.last_step for rung in again.rungs) + 3 * 18, "without room they start anew"
     assert [rung.outcome for rung in again.rungs] == [rung.outcome for rung in ladder.rungs]
     assert again.best.rate == pytest.approx(ladder.best.rate, rel=0.02), "half is measured at 26, or at 30"
 
@@ -157,11 +160,6 @@ def test_what_diverged_or_was_trained_in_place_is_not_kept() -> None:
     model = Uncopyable(depth=1)
     trained(subject_of(model), 16, kept, (1e-3,))
     assert not kept, "its weights were restored"
-
-
-class Uncopyable(Tiny):
-    def __deepcopy__(self, memo: object) -> "Uncopyable":
-        raise TypeError("a handle")
 
 
 def test_room_is_for_five_copies_a_trial_in_a_quarter_of_the_free_memory(
@@ -200,21 +198,3 @@ def test_trials_ahead_wait_and_repeat_their_losses() -> None:
     assert [trial.step for trial in ahead] == [5, 5]
     assert ways == [[False, step < 3] for step in range(5)]
     assert trials.gradient_norms == [trial.gradient_norms for trial in alone]
-
-
-def _counted(monkeypatch: pytest.MonkeyPatch):
-    """A function that gives the number of training steps since it was last asked."""
-    taken, advance = itertools.count(), Trial.advance
-    last = [0]
-
-    def counted(self: Trial) -> float:
-        next(taken)
-        return advance(self)
-
-    def since() -> int:
-        now = next(taken)
-        found, last[0] = now - last[0], now + 1
-        return found
-
-    monkeypatch.setattr(Trial, "advance", counted)
-    return since

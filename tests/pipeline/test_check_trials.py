@@ -207,8 +207,8 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
             {"refine": 0, "steps": 60},
             " (from trials of 60 steps alone: less certain; leave out --refine 0)",
         ),
-        (300, {"refine": 0, "steps": 100}, ""),
-        (300, {"refine": 100}, ""),
+        (300, {"refine": 0, "steps": 101}, ""),
+        (300, {"refine": 101}, ""),
         (1, {"refine": 0}, " (from trials of 36 steps alone: less certain)"),  # there would be no longer ones
         (
             300,

@@ -104,7 +104,6 @@ class Sites:
         Returns:
             whether each of them could be replaced.
         """
-        held = {column: tensor for column, tensor in held.items() if tensor.numel()}
         known, before = self._known(held), self._forward[1]
         is_again = is_measured(before) & np.array([tensor is not None for tensor in known], dtype=bool)
         self._forward[1] = np.where(is_again, _diversities(known, batch), before)
@@ -112,7 +111,8 @@ class Sites:
 
     def _known(self, held: Mapping[int, Tensor]) -> list[Tensor | None]:
         """The tensor of each stream, None where it has no tokens."""
-        return [held[c] if c in held and held[c].ndim >= 2 else None for c in self._streams]
+        streams = (held.get(column) for column in self._streams)
+        return [each if each is not None and each.ndim >= 2 and each.numel() else None for each in streams]
 
     @torch.no_grad()
     def before_step(self) -> None:
