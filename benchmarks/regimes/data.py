@@ -29,6 +29,7 @@ _IN_PACKAGES = {
     "licences": ("torch", "licenses"),
     "modules": ("torch", "torch/nn/modules/"),
     "arrays": ("numpy", r"^numpy/.*\.py$"),
+    "solvers": ("scipy", r"^scipy/.*\.py$"),
 }
 """Texts of installed packages: the package, and the pattern of its files' paths."""
 _SERIES = 40_000
@@ -39,7 +40,7 @@ def text(name: str) -> str:
     """A text: "library" (the standard library's source), "help" (its help topics), "licences" and others.
 
     "licences" of its parts and "modules", the source of its modules, are in the package of PyTorch; "arrays"
-    is NumPy's source.
+    is NumPy's source, "solvers" SciPy's.
     """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":
@@ -120,8 +121,10 @@ def digits(kind: str) -> tuple[Tensor, Tensor]:
     """Images (N, 1, H, W) with mean 0 and variance 1, and their classes (N,).
 
     "plain" are scikit-learn's digits; "noisy" are turned by a quarter, twice as large, with noise of the
-    same variance.
+    same variance. "gratings" are no digits, see `_gratings`.
     """
+    if kind == "gratings":
+        return _gratings()
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -133,6 +136,22 @@ def digits(kind: str) -> tuple[Tensor, Tensor]:
         pixels = pixels + torch.randn(pixels.shape, generator=generator)
         pixels = pixels / pixels.std()
     return pixels, torch.from_numpy(found.target)
+
+
+def _gratings() -> tuple[Tensor, Tensor]:
+    """Sinusoidal gratings (2000, 1, 16, 16) of five directions and two periods, with noise, and the classes.
+
+    The phase is random; the noise has one and a half times the variance of the grating.
+    """
+    generator = torch.Generator().manual_seed(2)
+    classes = torch.randint(10, (2000,), generator=generator)
+    angles, periods = math.pi * (classes % 5) / 5, 4.0 + 3.0 * (classes // 5)
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    along = angles.cos()[:, None, None] * columns + angles.sin()[:, None, None] * rows
+    phases = 2 * math.pi * torch.rand(2000, 1, 1, generator=generator)
+    waves = torch.sin(2 * math.pi * along / periods[:, None, None] + phases)[:, None]
+    pixels = waves + math.sqrt(0.75) * torch.randn(waves.shape, generator=generator)
+    return (pixels - pixels.mean()) / pixels.std(), classes
 
 
 def images(kind: str, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -149,7 +168,8 @@ def series_of(kind: str) -> np.ndarray:
     """A series (N,) with mean 0 and variance 1.
 
     "waves" are three sinusoids with a slow change of phase and autoregressive noise; "chaos" is the
-    Mackey–Glass equation with a delay of 17, sampled every 6 of its units, and observed with 5 % noise.
+    Mackey–Glass equation with a delay of 17, sampled every 6 of its units, and observed with 5 % noise;
+    "convection" is the first of Lorenz' three values, sampled every 0.06 of his units, with 10 % noise.
     """
     generator = np.random.default_rng(7)
     if kind == "waves":
@@ -161,6 +181,9 @@ def series_of(kind: str) -> np.ndarray:
         for i in range(1, _SERIES):
             noise[i] = 0.8 * noise[i - 1] + shocks[i]
         values = values + noise
+    elif kind == "convection":
+        values = _convection(_SERIES)
+        values = values + generator.normal(0, 0.1 * values.std(), _SERIES)
     else:
         past, every, values = 17, 6, np.full(_SERIES * 6 + 100, 1.2)
         for i in range(past, len(values) - 1):
@@ -169,6 +192,23 @@ def series_of(kind: str) -> np.ndarray:
         values = values[100::every][:_SERIES]
         values = values + generator.normal(0, 0.05 * values.std(), _SERIES)
     return (values - values.mean()) / values.std()
+
+
+def _convection(number: int, every: int = 12, step: float = 0.005) -> np.ndarray:
+    """The x (N,) of the Lorenz equations (σ 10, ρ 28, β 8/3) at every `every`-th step of Heun's method."""
+
+    def change(point: np.ndarray) -> np.ndarray:
+        x, y, z = point
+        return np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
+
+    point, found = np.array([1.0, 1.0, 20.0]), np.empty(number)
+    for i in range(-100, number):  # the first hundred values lead to the attractor
+        for _ in range(every):
+            slope = change(point)
+            point = point + step / 2 * (slope + change(point + step * slope))
+        if i >= 0:
+            found[i] = point[0]
+    return found
 
 
 def series(kind: str, size: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

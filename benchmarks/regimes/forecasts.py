@@ -1,6 +1,6 @@
 """Forecast the ladders of the regimes, and keep every measurement.
 
-    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part seen|held-out|fresh|last]
+    python -m benchmarks.regimes.forecasts FILE [--regime NAME …] [--part PART]
                                            [--only WORD] [--whole] [--steps N] [--refine N]
 
 One line of JSON is one cell, a ladder at a learning rate; an interrupted run of this command is continued.
