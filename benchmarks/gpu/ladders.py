@@ -16,8 +16,7 @@ import torch
 import normscope
 from benchmarks.regimes.case import RATES
 from normscope.anatomy import read_anatomy
-from normscope.forecast import forecast_ladder
-from normscope.pipeline import with_baseline
+from normscope.forecast import forecast_ladder, with_baseline
 from normscope.train import LoneTrials, Recipe
 
 MODELS = ("nn:decoder,depth=6,width=48,heads=3,scheme=pre", "hf:gpt2,n_layer=6,n_embd=48,n_head=3")

@@ -17,9 +17,8 @@ import torch
 from benchmarks.process import records_of
 from benchmarks.rates.warmup_cases import CASES, SHARES, WarmupCase
 from normscope.anatomy import read_anatomy
-from normscope.forecast import Forecast, forecast_ladder
+from normscope.forecast import Forecast, forecast_ladder, with_baseline
 from normscope.forecast.best_rate import end_loss
-from normscope.pipeline import with_baseline
 from normscope.train import Recipe
 
 

@@ -26,8 +26,7 @@ from benchmarks.process import records_of
 from benchmarks.regimes.case import PARTS, RATES, Case
 from benchmarks.regimes.cases import CASES, REGIMES
 from normscope.anatomy import read_anatomy
-from normscope.forecast import Forecast, forecast_ladder
-from normscope.pipeline import with_baseline
+from normscope.forecast import Forecast, forecast_ladder, with_baseline
 from normscope.train import Recipe
 
 WANTED = 1e-3

@@ -26,8 +26,7 @@ from benchmarks.remedies.cells import losses_of
 from benchmarks.remedies.regimes import FRESH, HELD_OUT, SEEN, FailingRun
 from benchmarks.remedies.regimes_kept import add, known
 from normscope.anatomy import Anatomy, read_anatomy
-from normscope.forecast import Forecast, forecast
-from normscope.pipeline import with_baseline
+from normscope.forecast import Forecast, forecast, with_baseline
 from normscope.rules.remedies import NotApplicable, Rescue, apply_all, try_remedies, trying
 from normscope.subjects import Subject
 from normscope.train import CRITERION_STEPS, Recipe, last_loss

@@ -1,7 +1,6 @@
 """The pipeline from a Subject to a Report: anatomy, probes, forecast, findings."""
 
 import dataclasses
-import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,23 +14,21 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
-from normscope.errors import BatchesError, UsageError, describe
+from normscope.errors import BatchesError, UsageError
 from normscope.forecast import (
-    LADDER_STEPS,
-    REFINED_STEPS,
     Forecast,
     ForecastInterrupted,
     LadderForecast,
     LadderInterrupted,
-    NoTargetsError,
-    UnknownEntropyError,
-    best_constant,
     forecast,
     forecast_ladder,
     forecast_measurements,
-    targets_entropy,
+    lacks_baseline,
+    longer_trials,
+    with_baseline,
+    with_caveat,
 )
-from normscope.forecast.rule import LONG
+from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS
 from normscope.interrupts import only_once
 from normscope.probes import (
     PROBES,
@@ -55,7 +52,7 @@ from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouc
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.subjects.repeats import period_of
 from normscope.timing import timed
-from normscope.train import CRITERION_STEPS, Recipe, described
+from normscope.train import Recipe, described
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: called at the start of each stage and at each step of the forecast."""
@@ -301,7 +298,7 @@ def _keep(run: Check, stop: KeyboardInterrupt) -> None:
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
     elif isinstance(stop, LadderInterrupted):
-        run.ladder = _with_caveat(run, stop.ladder)
+        run.ladder = _said(run, stop.ladder)
         run.notes.extend(run.ladder.notes)
     elif isinstance(stop, RemediesInterrupted):
         run.remedies = stop.rescue
@@ -347,47 +344,11 @@ def look(run: Check, progress: Begun, reraise: bool) -> None:
 
 def find_entropy(run: Check) -> None:
     """Estimate the baseline loss of the user's own batches, see `with_baseline`."""
-    if run.config.steps == 0 or not _lacks_baseline(run.subject):
+    if run.config.steps == 0 or not lacks_baseline(run.subject):
         return
     with timed(run.cost, "targets"):
         run.subject, notes = with_baseline(run.subject)
         run.notes.extend(notes)
-
-
-def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
-    """The subject with the loss to beat on the user's own batches, and notes for the report.
-
-    It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
-    with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
-    targets.
-
-    Raises:
-        BatchesError: a batch cannot be drawn.
-    """
-    if not _lacks_baseline(subject):
-        return subject, ()
-    try:
-        try:
-            return dataclasses.replace(subject, unigram_entropy=targets_entropy(subject)), ()
-        except UnknownEntropyError as error:
-            return subject, (f"the entropy of the targets is not known: {error.reason}",)
-        except NoTargetsError:
-            return dataclasses.replace(subject, best_constant=best_constant(subject)), ()
-    except UnknownEntropyError as error:
-        return subject, (f"the loss without the input is not known: {error.reason}",)
-    except NoTargetsError:
-        return subject, ()  # another loss has no such baseline
-    except BatchesError:
-        raise
-    except Exception as error:  # the user's loss may raise anything; the trial says the same
-        if is_out_of_memory(error):
-            raise
-        return subject, (f"the entropy of the targets is not known: {describe(error)}",)
-
-
-def _lacks_baseline(subject: Subject) -> bool:
-    """Whether the subject has the user's own batches and a loss, of which no baseline is known."""
-    return subject.baseline.loss is None and subject.has_own_batches and subject.loss_fn is not None
 
 
 def _try_out(run: Check, progress: Begun, done: int) -> None:
@@ -412,10 +373,15 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            ladder = forecast_ladder(*given, run.rates, told, again=again, **_longer_trials(run))
-            run.ladder = _with_caveat(run, ladder)
+            longer = longer_trials(run.subject, run.config, 0 if run.is_script else run.refine)
+            run.notes.extend(filter(None, [longer.note]))
+            ladder = forecast_ladder(
+                *given, run.rates, told, again=again, refine=longer.refine, whole=longer.whole
+            )
+            run.ladder = _said(run, ladder)
         run.notes.extend(run.ladder.notes)
-        run.forecast = _longest_trial(run.forecast, run.ladder, run.is_script)
+        if not run.is_script:  # a script's own steps count more than a copy's, which repeat its batches
+            run.forecast = run.ladder.longest(run.forecast)
     if run.try_remedies:
         done += bool(run.rates)
         progress("remedies", done)
@@ -438,60 +404,11 @@ def _repeats(run: Check) -> Iterator[str]:
         yield f"{given} repeated: the trial takes {taken}"
 
 
-def _longer_trials(run: Check) -> dict[str, Any]:
-    """`refine` and `whole` of `forecast_ladder`.
-
-    By default a longer trial is left out where it would go beyond the run, or repeat the user's batches: it
-    would only show that they can be learnt by heart. A note says so.
-    """
-    first, longest = max(run.config.steps, LADDER_STEPS), run.config.run_steps or CRITERION_STEPS
-    if run.is_script or run.refine == 0:
-        return {"refine": 0, "whole": False}
-    if run.refine is not None:
-        return {"refine": run.refine, "whole": longest >= CRITERION_STEPS}
-    period = period_of(run.subject, CRITERION_STEPS * run.config.accumulation)
-    different = math.inf if period is None else period / run.config.accumulation
-    wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
-    left = [steps for steps in wanted if steps <= min(longest, different)]
-    if period is not None and different < max(wanted, default=0):
-        run.notes.append(_too_few(period, min(set(wanted) - set(left)), run.config.accumulation))
-    return {"refine": REFINED_STEPS if REFINED_STEPS in left else 0, "whole": CRITERION_STEPS in left}
-
-
-def _too_few(period: int, steps: int, accumulation: int) -> str:
-    """Why no longer trial was made."""
-    given = "the one batch" if period == 1 else f"the {period} batches"
-    return (
-        f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
-        f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
-    )
-
-
-def _with_caveat(run: Check, ladder: LadderForecast) -> LadderForecast:
-    """The ladder, whose rate to use says so where it rests on short trials because `refine` asked for them.
-
-    Where longer trials are left out for another reason, a note says which.
-    """
-    steps = run.refine or max(run.config.steps, LADDER_STEPS)
-    if ladder.best is None or run.refine is None or run.is_script or steps > LONG:
+def _said(run: Check, ladder: LadderForecast) -> LadderForecast:
+    """The ladder as the report has it."""
+    if run.refine is None or run.is_script:
         return ladder
-    caveat = f"from trials of {steps} steps alone: less certain"
-    is_short = (run.config.run_steps or CRITERION_STEPS) < REFINED_STEPS
-    if not is_short and period_of(run.subject, steps * run.config.accumulation) is None:  # else it is no help
-        caveat += f"; leave out --refine {run.refine}"
-    best = dataclasses.replace(ladder.best, reason=f"{ladder.best.reason} ({caveat})")
-    return dataclasses.replace(ladder, best=best) if best.rate is not None else ladder
-
-
-def _longest_trial(trial: Forecast, ladder: LadderForecast, is_script: bool) -> Forecast:
-    """The trial of the intended run that the verdict rests on: that of the ladder, if it is longer.
-
-    A script's own steps count more than a copy's, which repeat their batches.
-    """
-    again = ladder.same_run(trial)
-    if is_script or again is None or again.last_step <= trial.last_step:
-        return trial
-    return again
+    return with_caveat(ladder, run.subject, run.config, run.refine)
 
 
 def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normscope
-from normscope.forecast import NoTargetsError, UnknownEntropyError, best_constant, targets_entropy
-from normscope.pipeline import with_baseline
+from normscope.forecast import (
+    NoTargetsError,
+    UnknownEntropyError,
+    best_constant,
+    targets_entropy,
+    with_baseline,
+)
 from normscope.subjects import Subject, make_subject
 from normscope.subjects.subject import LOSS_INPUTS, Baseline
 

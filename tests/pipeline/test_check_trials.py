@@ -24,9 +24,13 @@ from normscope.forecast import (
     LadderForecast,
     LadderInterrupted,
 )
+from normscope.pipeline import Check, try_others
+from normscope.probes import Budget, Spending
 from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
+from normscope.subjects import make_subject
+from normscope.train import Recipe
 
 BATCH = torch.randint(0, 256, (2, 16))
 ATTEMPT = Attempt(("clip",), None, "a reason", 0.1)
@@ -103,12 +107,27 @@ def test_the_verdict_rests_on_the_longest_trial_of_the_run(
     assert [row.value for row in rows] == [(0.0, 36.0 if counts else 2.0)]
 
 
-def test_a_scripts_own_steps_count_more_than_a_longer_copy() -> None:
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_scripts_own_steps_count_more_than_a_longer_copy(
+    is_script: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = [ForecastStep(step, 5.0, 5.0, {}) for step in (0, 36)]
     longer = replace(said("trains"), curve=tuple(looks))
     ladder = LadderForecast((longer,), 3e-4, "not needed", 0)
-    assert pipeline._longest_trial(said("slow"), ladder, is_script=False) is longer
-    assert pipeline._longest_trial(said("slow"), ladder, is_script=True).outcome == "slow"
+    monkeypatch.setattr(pipeline, "forecast_ladder", lambda *given, **options: ladder)
+    run = Check(
+        make_subject(MODELS["pre"](), BATCH),
+        Recipe(),
+        Spending(Budget.FAST),
+        select=(),
+        ignore=(),
+        rates=(3e-4,),
+        try_remedies=False,
+        forecast=said("slow"),
+        is_script=is_script,
+    )
+    try_others(run, lambda stage, done: None, 0)
+    assert run.forecast == (said("slow") if is_script else longer)
 
 
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:

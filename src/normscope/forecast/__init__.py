@@ -5,13 +5,16 @@ measures between steps; `evaluator` takes one measurement, in eval mode on a fix
 diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `divergence` how
 likely the run is to diverge, for a refined ladder with a `range_test`. `stopping` ends trials that are
 decided. `best_rate` names the rate to use, `warmup` the warm-up that it needs, `scaling` the rate of a larger
-model; `baseline` and `targets` find the loss to beat. `record` holds the types of the results. The evidence
+model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseline`. `longer` says which
+longer trials are made. `record` holds the types of the results. The evidence
 is in docs/forecast.md.
 """
 
 from normscope.forecast.baseline import best_constant
 from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS, forecast_ladder, rates_around
+from normscope.forecast.longer import LongerTrials, longer_trials, with_caveat
+from normscope.forecast.loss_to_beat import lacks_baseline, with_baseline
 from normscope.forecast.one_rate import forecast, forecast_measurements
 from normscope.forecast.record import (
     AtScale,
@@ -40,6 +43,7 @@ __all__ = [
     "ForecastStep",
     "LadderForecast",
     "LadderInterrupted",
+    "LongerTrials",
     "NoTargetsError",
     "ScaledRate",
     "UnknownEntropyError",
@@ -48,7 +52,11 @@ __all__ = [
     "forecast",
     "forecast_ladder",
     "forecast_measurements",
+    "lacks_baseline",
+    "longer_trials",
     "mean_cross_entropy",
     "rates_around",
     "targets_entropy",
+    "with_baseline",
+    "with_caveat",
 ]

@@ -242,6 +242,11 @@ class LadderForecast:
         run = (forecast.lr, forecast.warmup)
         return next((rung for rung in self.rungs if (rung.lr, rung.warmup) == run), None)
 
+    def longest(self, trial: Forecast) -> Forecast:
+        """The longer one of `trial` and the rung of the same run: the one that a verdict rests on."""
+        again = self.same_run(trial)
+        return trial if again is None or again.last_step <= trial.last_step else again
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
         words = {"largest_rate": self.largest_rate, "warmup": self.warmup, "warmup_steps": self.warmup_steps}

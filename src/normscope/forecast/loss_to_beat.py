@@ -1,0 +1,45 @@
+"""The loss to beat on the user's own batches: the entropy of their targets, or the best constant's loss."""
+
+import dataclasses
+
+from normscope.errors import BatchesError, describe
+from normscope.forecast.baseline import best_constant
+from normscope.forecast.targets import NoTargetsError, UnknownEntropyError, targets_entropy
+from normscope.subjects import Subject
+from normscope.subjects.memory import is_out_of_memory
+
+
+def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
+    """The subject with the loss to beat on the user's own batches, and notes for the report.
+
+    It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
+    with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
+    targets.
+
+    Raises:
+        BatchesError: a batch cannot be drawn.
+    """
+    if not lacks_baseline(subject):
+        return subject, ()
+    try:
+        try:
+            return dataclasses.replace(subject, unigram_entropy=targets_entropy(subject)), ()
+        except UnknownEntropyError as error:
+            return subject, (f"the entropy of the targets is not known: {error.reason}",)
+        except NoTargetsError:
+            return dataclasses.replace(subject, best_constant=best_constant(subject)), ()
+    except UnknownEntropyError as error:
+        return subject, (f"the loss without the input is not known: {error.reason}",)
+    except NoTargetsError:
+        return subject, ()  # another loss has no such baseline
+    except BatchesError:
+        raise
+    except Exception as error:  # the user's loss may raise anything; the trial says the same
+        if is_out_of_memory(error):
+            raise
+        return subject, (f"the entropy of the targets is not known: {describe(error)}",)
+
+
+def lacks_baseline(subject: Subject) -> bool:
+    """Whether the subject has the user's own batches and a loss, of which no baseline is known."""
+    return subject.baseline.loss is None and subject.has_own_batches and subject.loss_fn is not None
