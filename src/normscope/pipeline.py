@@ -3,7 +3,7 @@
 import dataclasses
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -243,7 +243,7 @@ def check(
         )
     rates = tuple(forecast_rates)
     _require_steps(steps, rates, try_remedies)
-    _require_longer(refine, steps, rates)
+    require_longer(refine, steps, tries_rates=bool(rates))
     for rate in rates:  # an invalid rate is refused before the long work
         dataclasses.replace(config, lr=rate)
     run = Check(
@@ -262,7 +262,7 @@ def check(
             with untouched(subject.model), memory_refusals(subject.spec):
                 _measure(run, progress or (lambda stage, done, total: None), reraise)
         except KeyboardInterrupt as stop:
-            _keep(run, stop)
+            keep(run, stop)
             run.interrupted = True
             run.notes.append("interrupted: the report has the measurements so far")
             raise CheckInterrupted(run.report()) from stop
@@ -283,17 +283,17 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
 
 
-def _require_longer(refine: int | None, steps: int, rates: Sequence[float]) -> None:
-    """Raise UsageError if a second trial of the best of `rates` is not longer than the first of `steps`."""
+def require_longer(refine: int | None, steps: int, *, tries_rates: bool) -> None:
+    """Raise UsageError if a second trial of the best rates is not longer than the first of `steps`."""
     first = max(steps, LADDER_STEPS)
-    if refine and not rates:
+    if refine and not tries_rates:
         raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
     if refine and refine <= first:
         what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
         raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
-def _keep(run: Check, stop: KeyboardInterrupt) -> None:
+def keep(run: Check, stop: KeyboardInterrupt) -> None:
     """Keep the results that an interrupted trial had so far."""
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
@@ -373,7 +373,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            longer = longer_trials(run.subject, run.config, 0 if run.is_script else run.refine)
+            longer = longer_trials(run.subject, run.config, run.refine)
             run.notes.extend(filter(None, [longer.note]))
             ladder = forecast_ladder(
                 *given, run.rates, told, again=again, refine=longer.refine, whole=longer.whole
@@ -406,9 +406,9 @@ def _repeats(run: Check) -> Iterator[str]:
 
 def _said(run: Check, ladder: LadderForecast) -> LadderForecast:
     """The ladder as the report has it."""
-    if run.refine is None or run.is_script:
+    if run.refine is None:
         return ladder
-    return with_caveat(ladder, run.subject, run.config, run.refine)
+    return with_caveat(ladder, run.subject, run.config, run.refine, is_script=run.is_script)
 
 
 def _stepping(progress: Begun, stage: str, done: int) -> Callable[[int, int], None]:

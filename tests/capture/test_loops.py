@@ -6,7 +6,6 @@ Loops that need no process of their own run in this one, under the same watcher.
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import here
 import pytest
 
 from normscope.capture import launch
 from normscope.capture.folder import VARIABLE, Folder, Settings
-from normscope.capture.watcher import Watcher
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = here.SCRIPTS
 STEPS = 5
 CHECK = [sys.executable, "-m", "normscope", "check", "--format", "json", "--budget", "fast"]
 TORCHRUN = "python -m torch.distributed.run --nproc-per-node 2"
@@ -176,17 +175,6 @@ PLAIN = {"own": True, "schedule": "constant", "warmup": 0, "clip": None, "accumu
 PLAIN |= {"precision": "float32"}
 
 
-class Watched(Folder):
-    """A folder whose check is this process."""
-
-    def is_watched(self) -> bool:
-        return True
-
-
-class Left(BaseException):
-    """The watcher ends the process."""
-
-
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # the script's process ignores it too
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of Dynamo's own
 @pytest.mark.parametrize("loop", HERE.values(), ids=HERE)
@@ -201,8 +189,7 @@ def test_a_loop_in_this_process(loop: Loop, tmp_path: Path, monkeypatch, capsys)
 def test_a_loop_whose_later_steps_cannot_be_seen_is_judged_by_its_first(tmp_path: Path, monkeypatch) -> None:
     folder = watched("loops.py blind 2", tmp_path, monkeypatch)
     settings: Any = settings_of("loops.py blind 2")
-    process: Any = None
-    outcome = launch._outcome(folder, folder.report(), settings, process)
+    outcome = launch._outcome(folder, folder.report(), settings, None)
     reason = "its optimizer steps without a backward from its model after 2 of 5 steps"
     assert outcome.reason == f"{reason}; the report has what was seen"
     assert not outcome.is_whole
@@ -303,17 +290,8 @@ def settings_of(words: str, module: str | None = None) -> Settings:
 
 def watched(words: str, path: Path, monkeypatch, module: str | None = None) -> Folder:
     """The folder of a check of the loop `words` in this process."""
-    script, *arguments = words.split()
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-
-    def leave() -> None:
-        raise Left
-
-    folder = Watched(path)
-    watcher = Watcher(folder, settings_of(words, module), leave)
-    with watcher.events.attach(), pytest.raises(Left):
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+    folder, is_ended = here.watched(words, path, settings_of(words, module), monkeypatch)
+    assert is_ended
     return folder
 
 

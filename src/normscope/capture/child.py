@@ -24,8 +24,8 @@ LAUNCHED = ("TORCHELASTIC_RUN_ID", "RANK", "ACCELERATE_MIXED_PRECISION")
 """Environment variables that a launcher of training processes sets."""
 
 
-class Stopped(BaseException):
-    """SIGTERM in the middle of normscope's own work."""
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, by which Ctrl-C ends a script, in the middle of normscope's own work."""
 
 
 def begin(path: str) -> None:

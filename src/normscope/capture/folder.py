@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "NORMSCOPE_CAPTURE"
 """Environment variable of the script's processes that holds the folder's path."""
+WHOLE_RUN = 300
+"""`normscope.train.CRITERION_STEPS`, whose package imports PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,9 @@ class Settings:
 
     Attributes:
         command: the script's command line, as the report names it.
+        steps: optimizer steps of the script after which its run is judged at the latest.
         forecast, rates: whether to try other learning rates, and which; none are some around the script's.
+        refine: steps of longer trials of these; None leaves them to us.
         module: class of the module to take where several train; None takes the largest.
     """
 
@@ -32,6 +36,7 @@ class Settings:
     steps: int = 20
     forecast: bool = False
     rates: tuple[float, ...] = ()
+    refine: int | None = None
     try_remedies: bool = False
     budget: str = "standard"
     quantise: str = ""
@@ -39,6 +44,16 @@ class Settings:
     ignore: str = ""
     module: str | None = None
     traceback: bool = False
+
+    @property
+    def followed(self) -> int:
+        """Optimizer steps for which the script is followed.
+
+        These are the steps of a whole run if other learning rates are tried for longer: such trials need that
+        many batches of the script.
+        """
+        tries_longer = (self.forecast or bool(self.rates)) and self.refine != 0
+        return max(self.steps, WHOLE_RUN) if tries_longer else self.steps
 
 
 @dataclass(frozen=True)

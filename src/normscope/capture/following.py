@@ -32,10 +32,11 @@ from normscope.forecast import (
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
+from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent
-from normscope.forecast.rule import EXTENSION
+from normscope.forecast.rule import EXTENSION, LONG
 from normscope.forecast.watch import WatchedTrial, measured_steps
-from normscope.pipeline import Check, find_entropy, look, try_others
+from normscope.pipeline import Check, find_entropy, keep, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.probes.quantisation import parse_formats
 from normscope.recording.calls import ITEMS, Forward, Forwards
@@ -48,6 +49,8 @@ from normscope.timing import timed
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
 POLL_SECONDS = 0.05
+TOLD = 50
+"""Steps between two lines on the progress, besides those after a measurement."""
 SHARE = 0.1
 """Largest relative difference of a loss times the number of batches from the mean of its batch."""
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
@@ -64,7 +67,7 @@ class Counting:
 
     def __init__(self, model: nn.Module, folder: Folder, settings: Settings) -> None:
         self.model, self.folder = model, folder
-        self.step, self.last = 0, settings.steps
+        self.step, self.last = 0, settings.followed
         self.num_blind = 0
 
     def before_step(self, forwards: Sequence[Forward]) -> None:
@@ -118,8 +121,8 @@ class Following(Counting):
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
         self.ended = ""
+        self._is_ended = False
         self._num_skipped = self._num_partly_skipped = 0
-        self._num_steps = settings.steps
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
         self._first_loss, self._is_share = math.nan, False
@@ -183,9 +186,9 @@ class Following(Counting):
                 self._measure()
                 self.store_so_far()
         self.folder.count(self.step)
-        if self._is_measured(self.step):
-            self._tell(f"step {self.step}: loss {self._last_loss:.4g}", 0)
-        if self.step == self.settings.steps and self.last == self.step and self._trial.decision.in_doubt:
+        if self._is_measured(self.step) or self.step % TOLD == 0:
+            self._tell(f"step {self.step} of {self.last}: loss {self._last_loss:.4g}", 0)
+        if self.step == self.settings.followed and self.last == self.step and self._trial.decision.in_doubt:
             self.last += EXTENSION
             self.folder.tell("more")
         return is_over or self.step >= self.last
@@ -194,7 +197,7 @@ class Following(Counting):
         check = self.check
         with self._apart():
             if self.step < self._num_steps:  # the gradients of batches are compared at the last step
-                self._num_steps = max(1, self.step)
+                self._is_ended = True
                 before = self.curve.pop() if self.curve[-1].step == self.step else None
                 self._measure()
                 if before is not None:
@@ -220,9 +223,11 @@ class Following(Counting):
             self.folder.write_report(check.report())
         self.folder.tell("done")
 
-    def store_so_far(self) -> None:
-        """Store the report of an interrupted check."""
+    def store_so_far(self, stop: KeyboardInterrupt | None = None) -> None:
+        """Store the report of a check that ends here, if it is interrupted; `stop` may hold results."""
         if self._check is not None:
+            if stop is not None:
+                keep(self._check, stop)
             if self.losses and self.curve:
                 self._check.forecast, self._check.config = self._forecast(), self._recipe()
             self._check.interrupted = True
@@ -264,9 +269,8 @@ class Following(Counting):
             with timed(check.cost, "forecast"):
                 check.forecast = forecast(check.subject, check.anatomy, check.config)
         if wants or check.config.warmup > self.step:
-            check.notes.append(
-                f"copies were tried on the {len(self.kept)} batches of these steps, which repeat"
-            )
+            repeats = ", which repeat" if self._is_scarce else ""
+            check.notes.append(f"copies were tried on the {len(self.kept)} batches of these steps{repeats}")
         check.rates = options.rates or (tuple(rates_around(check.config.lr)) if options.forecast else ())
         try_others(check, self._tell, 0)
 
@@ -283,6 +287,7 @@ class Following(Counting):
             parse_codes(options.ignore),
             (),
             options.try_remedies,
+            refine=options.refine,
             quantise=parse_formats(options.quantise),
             is_script=True,
         )
@@ -360,13 +365,30 @@ class Following(Counting):
         return HiddenStates(self.check.anatomy)
 
     @property
+    def _num_steps(self) -> int:
+        """Steps of the trial that the present measurement is a part of.
+
+        It is a short trial first, and goes on as a whole one where the script is followed for longer.
+        """
+        if self._is_ended:
+            return max(1, self.step)
+        parts = (self.settings.steps, LONG, self.settings.followed)
+        return next((steps for steps in parts if steps >= self.step), self.settings.followed)
+
+    @property
+    def _is_scarce(self) -> bool:
+        """Whether the shortest trial of a rate repeats the batches that were kept."""
+        return len(self.kept) < max(LADDER_STEPS, self.settings.steps) * self.run.accumulation
+
+    @property
     def _warmup(self) -> int:
         """Steps over which the largest learning rate rose."""
         largest = [max(row) for row in self.rates]
         return largest.index(max(largest)) if largest else 0
 
     def _is_measured(self, step: int) -> bool:
-        return step in measured_steps(self.settings.steps) or step >= self.settings.steps
+        steps, followed = self.settings.steps, self.settings.followed
+        return step in {*measured_steps(steps), *measured_steps(followed), steps} or step >= followed
 
     def _measure(self) -> None:
         ratio = self._ratio.after() if self._ratio is not None else None
@@ -391,7 +413,7 @@ class Following(Counting):
                 diversity=diversity,
                 update_ratio=ratio,
                 gradients=self._gradients,
-                recent_loss=mean_recent(self.losses, self.settings.steps),
+                recent_loss=mean_recent(self.losses, self._num_steps),
             )
         )
 

@@ -31,6 +31,8 @@ LOOK_SECONDS = 2.0
 """Time between two looks whether the process that reports still runs; a look reads all of /proc."""
 PATIENCE_SECONDS = 60.0
 """Time without an optimizer step after which that is said."""
+TOLD_SECONDS = 5.0
+"""Time between two lines about the steps of one stage."""
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException")
 """Errors that only say that another process has failed."""
 
@@ -87,20 +89,19 @@ def captured(
         try:
             with postponed(lambda: None):
                 script.start(command, settings, quiet)
-            tell(f"watching {settings.steps} optimizer steps of `{settings.command}`")
+            tell(f"watching {settings.followed} optimizer steps of `{settings.command}`")
             script.wait(tell)
         except KeyboardInterrupt:
             script.end()
             return _interrupted(folder.report())
         finally:
             script.end()
-        assert script.process is not None
         try:
             with postponed(lambda: None):  # reading it imports PyTorch, for seconds
                 report = folder.report()
         except KeyboardInterrupt:
             return _interrupted(report)
-        return _outcome(folder, report, settings, script.process)
+        return _outcome(folder, report, settings, script.status)
 
 
 @contextlib.contextmanager
@@ -186,6 +187,7 @@ class _Script:
 
     folder: Folder
     process: subprocess.Popen[bytes] | None = None
+    _signalled: bool = False
     _before: frozenset[int] = field(default_factory=lambda: frozenset(_descendants(os.getpid())))
 
     def start(self, command: Sequence[str], settings: Settings, quiet: bool) -> None:
@@ -211,7 +213,8 @@ class _Script:
     def wait(self, tell: Callable[[str], None]) -> None:
         """Wait until the script ends, or the report is done, or the process that reports is lost."""
         assert self.process is not None
-        said, patience = "", time.monotonic() + PATIENCE_SECONDS
+        said, stage, due = "", "", 0.0
+        patience = time.monotonic() + PATIENCE_SECONDS
         look = time.monotonic() + LOOK_SECONDS
         while not self.folder.has("done"):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -221,8 +224,10 @@ class _Script:
                     break
                 time.sleep(POLL_SECONDS)
             words = self.folder.facts().get("progress", "")
-            if words and words != said:
-                said = words
+            is_due = time.monotonic() > due or words.partition(", step ")[0] != stage
+            if words and words != said and is_due:
+                said, stage = words, words.partition(", step ")[0]
+                due = time.monotonic() + TOLD_SECONDS if stage != words else 0.0
                 tell(words)
             elif not said and time.monotonic() > patience:
                 said = f"{self._awaited()} in {PATIENCE_SECONDS:.0f} s so far; Ctrl-C ends the script"
@@ -297,7 +302,15 @@ class _Script:
                 os.waitpid(pid, os.WNOHANG)
         return is_running or bool(self.others())
 
+    @property
+    def status(self) -> int | None:
+        """Exit status of the process that was started; None if another one reports, or if we ended it."""
+        assert self.process is not None
+        is_its_own = not self._signalled and self.folder.reporter() in (None, self.process.pid)
+        return self.process.returncode if is_its_own else None
+
     def _signal(self, number: int) -> None:
+        self._signalled = True
         for pid in self.others():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
@@ -344,9 +357,7 @@ def _interrupted(report: "Report | None") -> Outcome:
     return Outcome(report, False, f"interrupted; {so_far}", is_interrupted=True)
 
 
-def _outcome(
-    folder: Folder, report: "Report | None", settings: Settings, process: subprocess.Popen[bytes]
-) -> Outcome:
+def _outcome(folder: Folder, report: "Report | None", settings: Settings, status: int | None) -> Outcome:
     facts, failure = folder.facts(), _failure(folder)
     if "bug" in facts:
         raise CaptureError(facts["bug"], facts["place"], facts["trace"])
@@ -354,13 +365,14 @@ def _outcome(
         raise UsageError(*facts["refusal"])
     if report is not None and "stopped" in facts:
         return Outcome(report, False, f"{facts['stopped']}; the report has what was seen")
-    if folder.has("done") and report is not None and "ended" not in facts:
-        return Outcome(report, True)
     steps, trace = folder.steps(), failure.get("trace", "")
-    status = process.returncode if folder.reporter() in (None, process.pid) else None
+    is_enough = steps >= settings.steps and not failure and not status
+    if folder.has("done") and report is not None and ("ended" not in facts or is_enough):
+        return Outcome(report, True)
     ended = f"failed with {failure['failure']}" if failure else _ended(status)
     if report is not None:
-        reason = f"the script {ended} after {steps} of {settings.steps} steps; the report has what was seen"
+        number = f"{steps} of {settings.followed} steps"
+        reason = f"the script {ended} after {number}; the report has what was seen"
         if not failure and status == 0 and steps:
             reason += f" (--steps {steps} asks for no more)"
         return Outcome(report, False, reason, trace=trace)

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from normscope.capture.child import Stopped, abandon
+from normscope.capture.child import abandon
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Counting, Following, following
 from normscope.errors import UsageError, describe
@@ -277,7 +277,7 @@ class Watcher:
                 "give a factory that returns (model, batch, loss_fn) instead",
             )
         if isinstance(self._following, Following):
-            reason = f"{BLIND} after {self._following.step} of {self.settings.steps} steps"
+            reason = f"{BLIND} after {self._following.step} of {self.settings.followed} steps"
             self.folder.note(stopped=reason)
             self._following.ended = reason
             self._finish()
@@ -379,10 +379,10 @@ class Watcher:
         try:
             with self._lock, self.events.muted():
                 action()
-        except Stopped:  # Ctrl-C
+        except KeyboardInterrupt as stop:  # `Stopped`, or with what a ladder had by then
             self._is_over = True
             if isinstance(self._following, Following) and not self.folder.has("done"):
-                self._following.store_so_far()
+                self._following.store_so_far(stop)
             self.leave()
         except UsageError as error:
             self._give_up(refusal=(error.given, error.expected, error.do))

@@ -268,6 +268,7 @@ def command(
 def _of_script(context: typer.Context, format: Format) -> int:
     """The check of a training script; see `command`."""
     from normscope.cli.script import check_script
+    from normscope.pipeline import require_longer
     from normscope.probes.quantisation import formats_to_round
 
     given, words = context.params, context.meta[SCRIPT]
@@ -279,16 +280,15 @@ def _of_script(context: typer.Context, format: Format) -> int:
     if given["model"] != words[0] or context.args != words[1:]:
         both = f'MODEL "{given["model"]}" and `{shlex.join(words)}` after --'
         raise UsageError(both, "one of the two", "leave one out")
-    if given["refine"]:
-        why = "a model: copies of a script repeat the few batches of its steps"
-        raise UsageError("--refine with a training script", why, "use --forecast --steps 140")
     if given["steps"] == 0:
         raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
     rates = [] if given["rates"] is None else _rates(given["rates"])
+    forecast = given["forecast"] or bool(given["refine"])
+    require_longer(given["refine"], given["steps"], tries_rates=forecast or bool(rates))
     formats_to_round(given["quantise"])  # refused before the script starts
     names = (
         "steps",
-        "forecast",
+        "refine",
         "try_remedies",
         "budget",
         "quantise",
@@ -297,8 +297,8 @@ def _of_script(context: typer.Context, format: Format) -> int:
         "module",
         "traceback",
     )
-    settings = {name: given[name] for name in names}
-    outcome = check_script(words, settings | {"rates": tuple(rates)}, quiet=given["quiet_script"])
+    settings = {name: given[name] for name in names} | {"forecast": forecast, "rates": tuple(rates)}
+    outcome = check_script(words, settings, quiet=given["quiet_script"])
     if outcome.report is not None:
         show(outcome.report, format, given["output"], command_of(context))
         if not outcome.is_interrupted and (outcome.is_whole or exit_status(outcome.report, given["fail_on"])):

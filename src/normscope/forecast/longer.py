@@ -59,17 +59,21 @@ def _too_few(period: int, steps: int, accumulation: int) -> str:
     )
 
 
-def with_caveat(ladder: LadderForecast, subject: Subject, config: Recipe, asked: int) -> LadderForecast:
+def with_caveat(
+    ladder: LadderForecast, subject: Subject, config: Recipe, asked: int, *, is_script: bool = False
+) -> LadderForecast:
     """The ladder, whose rate to use says so where it rests on short trials alone because that was asked for.
 
-    Where longer trials are left out for another reason, `LongerTrials.note` says which.
+    Where longer trials are left out for another reason, `LongerTrials.note` says which. A script
+    (`is_script`) is followed for more steps if longer trials need its batches.
     """
     steps = asked or max(config.steps, LADDER_STEPS)
     if ladder.best is None or ladder.best.rate is None or steps > LONG:
         return ladder
     caveat = f"from trials of {steps} steps alone: less certain"
     is_short = (config.run_steps or CRITERION_STEPS) < REFINED_STEPS
-    if not is_short and period_of(subject, steps * config.accumulation) is None:  # else it is no help
+    is_scarce = not is_script and period_of(subject, steps * config.accumulation) is not None
+    if not is_short and not is_scarce:  # else it is no help
         caveat += f"; leave out --refine {asked}"
     best = dataclasses.replace(ladder.best, reason=f"{ladder.best.reason} ({caveat})")
     return dataclasses.replace(ladder, best=best)
