@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.ladders
 
-docs/forecast.md has the results.
+docs/forecast-evidence.md has the results.
 """
 
 import contextlib

@@ -5,7 +5,7 @@
 measured with what happened.
 
     python -m benchmarks.later train FILE [WORD]     # trains the ladders whose names hold WORD
-    python -m benchmarks.later score FILE            # prints the tables of docs/forecast.md
+    python -m benchmarks.later score FILE            # prints the tables of docs/later-failures.md
     python -m benchmarks.later monitor FILE OUTPUT   # alarms of the monitor on the held-out runs of FILE
 
 `runs.jsonl` beside this file was trained by the first command on 2026-11-28, on a shared 2-core x86 VM (AMD

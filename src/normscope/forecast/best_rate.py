@@ -7,7 +7,7 @@ fixed batch, which does not lag; in a trial longer than `LONG` steps it is the m
 losses: there, rates differ by less than a single batch differs from the others.
 The lowest point lies between the tested rates, at the vertex of the parabola through the three lowest; of
 one or two healthy rates it is the better one. One rate alone has no range.
-docs/forecast.md has the evidence.
+docs/forecast-rates.md has the evidence.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Probability that a run trains, from the margins of its forecast.
 
 A logistic model of the score and of the margin of life. In a trial as long as the run, it is one of the loss
-at the end alone. docs/forecast.md has the calibration on runs that neither was fitted on.
+at the end alone. docs/forecast-evidence.md has the calibration on runs that neither was fitted on.
 """
 
 import math

@@ -9,7 +9,7 @@ learning rate (logarithms to base 10), whether the model has no norm at all, bec
 after a calm start, and how near the rate is to one at which a trial blew up. For the last, a ladder looks at
 all its trials. A refined ladder also has a range test, see `range_test`; the risk is then the mean, in
 log-odds, of that of the five numbers and that of the distance to the rate at which the loss diverged there.
-docs/forecast.md compares the risk with published predictors, on runs that it was fitted on and on others.
+docs/predictors.md compares the risk with published predictors, on runs that it was fitted on and on others.
 """
 
 import dataclasses

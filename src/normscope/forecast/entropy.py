@@ -2,7 +2,7 @@
 
 The entropy of the frequencies in a sample is lower than that of the text, by 0.2 nats in 16,000 words. The
 estimator corrects for the tokens that the sample has not met; which one, and how far it is off:
-docs/forecast.md, measured by `python -m benchmarks.entropy`.
+docs/forecast-rule.md, measured by `python -m benchmarks.entropy`.
 """
 
 import math

@@ -73,7 +73,7 @@ def side_by_side(
     """Trials of `models` from their start, or from the end of an earlier one.
 
     They are stepped one after another on a CPU, else as a stack where they can be stacked. A stack of few
-    small models saves little on one CPU and costs more on another (docs/forecast.md, Cost).
+    small models saves little on one CPU and costs more on another (docs/forecast-evidence.md, Cost).
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:

@@ -30,7 +30,7 @@ from normscope.train import CRITERION_STEPS, Recipe, in_flushed_thread
 
 LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
 REFINED_STEPS = 140
-"""Steps over which the best rates are tried again, unless said otherwise; see docs/forecast.md."""
+"""Steps over which the best rates are tried again, unless said otherwise; see docs/forecast-rates.md."""
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""

@@ -3,7 +3,7 @@
 A run trains if three margins are above zero. *Pace*: the loss falls towards the unigram entropy fast enough
 for 300 steps. *Life*: tokens still differ at the stack's output. *Pull*: batches agree on separating them
 further. The smallest margin is the score. A trial as long as a run is judged by the loss at its end alone.
-docs/forecast.md names the runs that set the thresholds, and those that tested them.
+docs/forecast-rule.md names the runs that set the thresholds, and those that tested them.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 The best rate of a constant schedule changes with size as a power: at k times the width or depth it is the
 best rate times k^exponent. The exponents and their spread were measured on small decoders of bytes that train
-with AdamW for 300 steps without a warm-up; for anything else, no rate is given. docs/forecast.md has the
-evidence.
+with AdamW for 300 steps without a warm-up; for anything else, no rate is given. docs/forecast-rates.md has
+the evidence.
 """
 
 from collections.abc import Iterator, Mapping

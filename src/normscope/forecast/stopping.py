@@ -1,6 +1,6 @@
 """Early stops on a ladder: trials that are clear half-way, and low rates that larger ones decide.
 
-docs/forecast.md has the evidence.
+docs/forecast-rule.md has the evidence.
 """
 
 import math

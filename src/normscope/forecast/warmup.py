@@ -3,7 +3,7 @@
 A trial takes the whole linear ramp and then `REST` of a trial's usual length at the full rate. The first ramp
 is as long as a trial of a ladder. If it helps, shorter ones are tried until one fails; if it does not, longer
 ones until one helps. A trial whose tokens have become alike stops early. The result is a lower bound: a run
-may still fail after the trial. docs/forecast.md has the evidence.
+may still fail after the trial. docs/forecast-rates.md has the evidence.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ its distance from the learning rate has doublings, plus five. λ_max needs `--bu
 gradient, the third cheap predictor, is `gradient/total`.
 
 These are measurements. They predict whether the next step raises the loss, not whether a run trains: see
-"Beside published predictors" in docs/forecast.md.
+docs/predictors.md.
 """
 
 import math
