@@ -1,6 +1,7 @@
-"""Ctrl-C: one is raised, the others are dropped or wait."""
+"""Ctrl-C: the first is raised or waits, the second is answered, a later one ends the work."""
 
 import signal
+import subprocess
 import sys
 import time
 import weakref
@@ -106,3 +107,86 @@ def test_what_a_caller_ignores_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that answers the second Ctrl-C counts as read at once."""
+    monkeypatch.setattr("normscope.interrupts._PATIENCE", -1.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_second_is_answered_and_the_third_raised(capfd: pytest.CaptureFixture[str]) -> None:
+    with only_once():
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        assert capfd.readouterr().err == ""
+        interrupt()
+        assert "one more Ctrl-C ends it at once" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        assert capfd.readouterr().err == ""
+
+
+def test_those_of_a_key_that_is_held_down_are_ignored(capfd: pytest.CaptureFixture[str]) -> None:
+    with only_once():
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        for _ in range(5):
+            interrupt()
+    assert capfd.readouterr().err.count("still stopping") == 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_third_ends_also_work_that_postpones_the_first() -> None:
+    seen = []
+
+    def three_times() -> None:
+        with postponed(lambda: seen.append("told")):
+            interrupt()
+            interrupt()
+            seen.append("answered")
+            interrupt()
+            seen.append("never")
+
+    with only_once(), pytest.raises(KeyboardInterrupt):
+        three_times()
+    assert seen == ["told", "answered"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_second_in_work_after_the_first_does_not_end_it() -> None:
+    seen = []
+    with only_once():
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        with postponed(lambda: None):
+            interrupt()
+            seen.append("written")
+        seen.append("went on")
+    assert seen == ["written", "went on"]
+
+
+HANGING = """
+import signal
+import normscope.interrupts
+
+normscope.interrupts._PATIENCE = -1.0
+with normscope.interrupts.only_once(ends_process=True):
+    for _ in range(2):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            print("caught", flush=True)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        print("caught", flush=True)
+"""
+
+
+def test_the_third_kills_a_process_that_catches_everything() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout == "caught\n"
+    assert "still stopping" in done.stderr

@@ -1,12 +1,17 @@
 """Tests of attention over depth: written as in the paper it is reported, and its neighbours are read."""
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from handwritten_base import WIDTH, Attention, Block, FeedForward, Tower, token_ids
 from torch import Tensor, nn
 
-from normscope.anatomy import read_anatomy
+from normscope.anatomy import over_depth, read_anatomy
+from normscope.anatomy.graph import Op, Value, search
+from normscope.anatomy.ops import SAME, SOFTMAX
 
 
 class DepthAttention(nn.Module):
@@ -108,3 +113,41 @@ def test_a_mixture_of_experts_weighs_by_scores_of_its_input(experts: type[nn.Mod
 def test_one_pool_over_the_blocks_leaves_the_stream_to_read() -> None:
     anatomy = read_anatomy(PooledTower(), token_ids())
     assert [b.placement for b in anatomy.branches] == ["pre"] * 4
+
+
+def slow_reference(ops: list[Op]) -> int | None:
+    """Number of sums over depth, with the way back followed from every softmax; None where none follow."""
+    found: list[set[Value]] = []
+    for op in ops:
+        if op.base in SOFTMAX and op.inputs and op.inputs[0].live:
+            back = set(search([op.source], over_depth._back_to_joined))
+            joined = over_depth._weighed(op.outputs[0]) & back
+            found += [{v.behind(SAME) for v in value.inputs} for value in joined]
+    return len(found) if any(a & b for a, b in itertools.pairwise(found)) else None
+
+
+@pytest.mark.parametrize(
+    ("model", "is_followed"),
+    [
+        (lambda: Tower(Block(), Block(), Block()), False),
+        (lambda: Tower(MixedExperts(TwoGates()), Block()), True),
+        (PooledTower, True),
+        (lambda: AttentionResiduals(1), True),
+        (lambda: AttentionResiduals(2), True),
+    ],
+    ids=["plain", "experts", "pool", "every output", "blocks of outputs"],
+)
+def test_only_a_softmax_that_weighs_joined_values_is_followed_back(
+    model: Callable[[], nn.Module], is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way back goes to the input: over all attention of a deep stack it would be quadratic in depth."""
+    seen: list[list[Op]] = []
+    monkeypatch.setattr("normscope.anatomy.assemble.attention_over_depth", seen.append)
+    read_anatomy(model(), token_ids())
+    (ops,) = seen
+    expected, steps = slow_reference(ops), []
+    back = over_depth._back_to_joined
+    monkeypatch.setattr(over_depth, "_back_to_joined", lambda value: steps.append(value) or back(value))
+    found = over_depth.attention_over_depth(ops)
+    assert (None if found is None else int(found.split()[0])) == expected
+    assert bool(steps) == is_followed

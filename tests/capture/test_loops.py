@@ -199,6 +199,17 @@ def test_a_loop_whose_later_steps_cannot_be_seen_is_judged_by_its_first(tmp_path
     assert [step.step for step in outcome.report.forecast.curve] == [0, 2]
 
 
+@pytest.mark.parametrize(("first", "warmup"), [(0, 4), (1, 3)])
+def test_the_warmup_of_the_trial_is_that_of_the_recipe(
+    first: int, warmup: int, tmp_path: Path, monkeypatch
+) -> None:
+    """Both count to the first step with the full rate, which is one later where step 1 has none."""
+    report = watched(f"loops.py warming {first}", tmp_path, monkeypatch).report()
+    assert report is not None
+    assert report.recipe["warmup"] == warmup
+    assert report.forecast.warmup == warmup
+
+
 def test_a_batch_is_that_of_its_forward(tmp_path: Path, monkeypatch, capsys) -> None:
     folder = watched("loops.py static_buffers", tmp_path, monkeypatch)
     report = folder.report()

@@ -1,6 +1,7 @@
 """The command line: exit statuses, one-line errors, pure JSON, defaults from pyproject.toml."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -331,6 +332,24 @@ def build():
     model.register_forward_hook(watch)
     return model
 """
+
+
+def test_ctrl_c_while_the_report_is_written_does_not_lose_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from normscope.report import Report
+
+    to_json = Report.to_json
+
+    def interrupted(report: Report) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return to_json(report)
+
+    monkeypatch.setattr(Report, "to_json", interrupted)
+    assert run(["check", SMALL, "--steps", "0", "--budget", "fast", "--format", "json"]) == 130
+    out, err = capsys.readouterr()
+    assert json.loads(out)["verdict"] == "no trial"
+    assert err == "normscope: interrupted\n"
 
 
 def test_quantise_shows_what_hurts_most(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

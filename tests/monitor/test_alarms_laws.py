@@ -4,6 +4,7 @@ import copy
 import math
 import re
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from healthy_runs import ENTROPY, SITES_LAYOUT, STEP_LAYOUT, healthy_run
 
 from normscope.cli.main import run
 from normscope.monitor.alarms import ALARMS, NOT_MEASURED, Judges, is_measured
+from normscope.monitor.entropy import STEPS
 from normscope.rules import RULES, Finding, Severity, explain
 from normscope.rules.pages import alarms_page
 
+DOCS = Path(__file__).parents[2] / "docs"
 NOTES = {"entropy": ENTROPY, "dtype": "float16"}
 
 
@@ -164,8 +167,15 @@ def test_an_alarm_says_why_whence_and_what_to_do(code: str) -> None:
 
 
 def test_the_page_is_in_step_with_the_alarms() -> None:
-    written = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text(encoding="utf-8")
+    written = (DOCS / "alarms.md").read_text(encoding="utf-8")
     assert written == alarms_page(), "run: python -m normscope.monitor.alarms > docs/alarms.md"
+
+
+def test_the_texts_say_what_is_read_for_late_collapse_and_stuck_at_unigram() -> None:
+    chinese = tomllib.loads((DOCS / "findings" / "zh-alarms.toml").read_text(encoding="utf-8"))
+    for code, said in (("NS808", ("eval", "undecided")), ("NS809", (str(STEPS), "entropy="))):
+        for text in (ALARMS[code].threshold, chinese[code]["threshold"]):
+            assert all(each in text for each in said), text
 
 
 def test_codes_and_names_of_alarms_are_frozen() -> None:

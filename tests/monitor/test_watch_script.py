@@ -1,8 +1,10 @@
 """`normscope watch -- COMMAND`: real scripts in real processes, which are watched and left as they are."""
 
+import contextlib
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from normscope.monitor import RunReader
 from normscope.monitor.launch import Settings
 from normscope.monitor.script import Script
+from normscope.monitor.store import RunStore
 
 SCRIPTS = Path(__file__).parents[1] / "capture" / "scripts"
 SHORT = """
@@ -114,10 +117,48 @@ def test_a_store_is_not_overwritten_but_resumed(tmp_path: Path) -> None:
     assert watched(tmp_path, script, options=("--store", "a.db")).returncode == 0
     refused = watched(tmp_path, script, options=("--store", "a.db"))
     assert refused.returncode == 2
-    assert "--resume" in refused.stderr
+    assert refused.stderr == (
+        'normscope: store "a.db" (it holds a run up to step 12): expected a new file; replace it with '
+        "--overwrite, go on with its run by --resume, or name another one with --store.\n"
+    )
     assert refused.stdout == ""
     assert watched(tmp_path, script, options=("--store", "a.db", "--resume")).returncode == 0
     assert len(losses(tmp_path / "a.db")) == 24
+
+
+def test_overwrite_replaces_the_run_and_one_without_steps_needs_none(tmp_path: Path) -> None:
+    script, path = short(tmp_path), tmp_path / "a.db"
+    with RunStore(path):
+        pass  # as of a script that failed before its first step
+    with contextlib.closing(sqlite3.connect(path)) as store, store:
+        store.execute("UPDATE ranks SET pid = 1, started = 'long ago'")
+    assert watched(tmp_path, script, options=("--store", "a.db")).returncode == 0
+    with RunReader(path) as reader:
+        (began,) = [rank.began for rank in reader.ranks()]
+    assert watched(tmp_path, script, options=("--store", "a.db", "--overwrite")).returncode == 0
+    assert len(losses(path)) == 12
+    with RunReader(path) as reader:
+        (rank,) = reader.ranks()
+    assert rank.began > began
+    assert rank.attempt == 0
+
+
+def test_a_store_whose_run_goes_on_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with RunStore(path):
+        refused = watched(tmp_path, short(tmp_path), options=("--store", "a.db", "--overwrite"))
+    assert refused.returncode == 2
+    assert f"its run still goes on in process {os.getpid()} on " in refused.stderr
+    assert path.exists()
+
+
+def test_overwrite_removes_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "notes.db"
+    path.write_text("not a store")
+    refused = watched(tmp_path, short(tmp_path), options=("--store", "notes.db", "--overwrite"))
+    assert refused.returncode == 2
+    assert "expected a run store" in refused.stderr
+    assert path.read_text() == "not a store"
 
 
 def test_an_error_of_the_script_is_shown_as_without_us(tmp_path: Path) -> None:
@@ -340,6 +381,7 @@ def test_fsdp1_is_watched_or_said_not_to_be(options: list[str], tmp_path: Path) 
 @pytest.mark.parametrize(("start", "num_workers"), [("fork", 2), ("spawn", 1)])  # the spawned import PyTorch
 def test_workers_that_load_data_are_left_alone(start: str, num_workers: int, tmp_path: Path) -> None:
     script = """
+import contextlib
 import os
 import torch
 from parts import Decoder, batches, cross_entropy, say
@@ -414,6 +456,7 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
 
 
 TWO_MODELS = """
+import contextlib
 import os
 from torch import nn
 
@@ -488,6 +531,9 @@ def test_what_cannot_be_watched_is_said(words: list[str], expected: str, tmp_pat
         (["--once", "--", "python", "short.py"], "an option of the picture"),
         (["run.db", "--", "python", "short.py"], "one of the two"),
         (["run.db", "--resume"], "a training script after --"),
+        (["--resume", "--overwrite", "--", "python", "-c", "pass"], "one of the two"),
+        (["run.db", "--overwrite"], "a training script after --"),
+        (["--store", ".", "--", "python", "-c", "pass"], "(a folder): expected a file"),
         (["--"], "the command of a training script"),
         ([], "the store of a run, or a training script"),
         (["--", "python", "absent.py"], "a Python file"),

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import normscope
-from normscope.errors import UsageError
+from normscope.errors import BatchesError, UsageError
 from normscope.recording.intake import as_run
 from normscope.recording.own_loop import run_of_loop
+from normscope.subjects.feed import Replay
 
 VOCABULARY, LENGTH = 48, 16
 IDS = torch.randint(0, VOCABULARY, (64, LENGTH), generator=torch.Generator().manual_seed(3))
@@ -145,3 +146,24 @@ def test_what_cannot_be_taken_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="one forward"):
         run_of_loop([torch.ones(2)], lambda batch: model.weight.sum(), model, "a loop")
     assert as_run(model) is model
+
+
+def test_an_error_of_the_model_is_not_blamed_on_the_batches() -> None:
+    calls: list[None] = []
+
+    class Failing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(None)
+            if len(calls) == 3:
+                raise ValueError("broken inside")
+            return super().forward(x)
+
+    model = Failing(2, 2)
+    run = run_of_loop([torch.ones(2)] * 9, lambda batch: model(batch).sum(), model, "a loop")
+    drawn = Replay(run.batches)()
+    next(drawn)
+    next(drawn)
+    said = "the model or the loss of a loop, which raised ValueError: broken inside on batch 3: expected"
+    with pytest.raises(BatchesError, match=said) as caught:
+        next(drawn)
+    assert "fix the model or the loss" in str(caught.value)

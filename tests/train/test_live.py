@@ -333,6 +333,8 @@ def test_the_warmup_of_a_record_is_found(rows: list[float], full: float, warmup:
     ("schedule", "lr", "warmup"),
     [
         (lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1, step / 50)), 1e-2, 51),
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1, step / 20)), 1e-2, 21),  # as transformers'
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1, (step + 1) / 20)), 1e-2, 20),
         (lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=3), 1e-2, 4),
         (lambda o: lr_scheduler.CosineAnnealingLR(o, 100), 1e-2, 0),
         (lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=20, pct_start=0.25), 0.3, 5),

@@ -18,7 +18,9 @@ def attention_over_depth(ops: list[Op]) -> str | None:
     found: list[set[Value]] = []
     for op in ops:
         if op.base in SOFTMAX and op.inputs and op.inputs[0].live:
-            joined = _weighed(op.outputs[0]) & set(search([op.source], _back_to_joined))
+            joined = _weighed(op.outputs[0])
+            if joined:  # the way back from each softmax of a deep stack is long, and few weigh joined values
+                joined &= set(search([op.source], _back_to_joined))
             found += [{v.behind(SAME) for v in value.inputs} for value in joined]
     if not any(one & following for one, following in itertools.pairwise(found)):
         return None

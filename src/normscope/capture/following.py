@@ -254,7 +254,7 @@ class Following(Counting):
         if reason or self.start.model is None:
             if wants:
                 check.notes.append(f"no copy of the run was tried: {reason}")
-            if self._warmup >= self.step - 1 > 0:
+            if self._fullest >= self.step - 1 > 0:
                 why = f"the learning rate still rose after {self.step} steps, and no copy was tried: {reason}"
                 check.forecast = dataclasses.replace(check.forecast, outcome="not measured", reason=why)
             return
@@ -331,7 +331,7 @@ class Following(Counting):
         """The recipe of the script's own steps so far."""
         varied = tuple(self.rates) if len(set(self.rates)) > 1 else ()
         live = LiveOptimizers(self.model, self.run.optimizers, (), varied)
-        is_rising = self._warmup == len(self.rates) - 1 > 0
+        is_rising = self._fullest == len(self.rates) - 1 > 0
         return Recipe.of(
             dataclasses.replace(self.run, scheduler=()),
             optimizer=live,
@@ -381,10 +381,15 @@ class Following(Counting):
         return len(self.kept) < max(LADDER_STEPS, self.settings.steps) * self.run.accumulation
 
     @property
-    def _warmup(self) -> int:
-        """Steps over which the largest learning rate rose."""
+    def _fullest(self) -> int:
+        """First step, counted from 0, with the largest learning rate so far."""
         largest = [max(row) for row in self.rates]
         return largest.index(max(largest)) if largest else 0
+
+    @property
+    def _warmup(self) -> int:
+        """Steps over which the largest learning rate rose, counted as `LiveOptimizers.warmup` counts."""
+        return self._fullest + 1 if self._fullest else 0
 
     def _is_measured(self, step: int) -> bool:
         steps, followed = self.settings.steps, self.settings.followed

@@ -18,6 +18,7 @@ from normscope.cli.progress import progress_bar, quiet_libraries
 from normscope.completion import complete_codes, complete_formats
 from normscope.database import is_store
 from normscope.errors import UsageError
+from normscope.interrupts import postponed
 
 if TYPE_CHECKING:
     from normscope.report import Report
@@ -225,6 +226,9 @@ def command(
     cannot be used; 130 Ctrl-C, after the measurements so far were shown. The verdict "no trial" (the model
     has no loss, or --steps 0) counts as a warning. Of a run, the verdict "failed" counts as an error and
     "undecided" as a warning.
+
+    A second Ctrl-C prints a line and the report still follows. One more, at least a second later, ends the
+    command at once, without the report.
 
     The table \\[tool.normscope] of pyproject.toml can set defaults of these options. With a script, those
     that the script sets itself are not used.
@@ -436,7 +440,15 @@ def show(report: "Report", format: Format, output: Path | None, command: str | N
 
 
 def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:
-    """Write a report in `format` to stdout or a file; `command` is the call that made it."""
+    """Write a report in `format` to stdout or a file; `command` is the call that made it.
+
+    Ctrl-C meanwhile does not lose it: everything in it was measured.
+    """
+    with postponed(lambda: None):
+        _write(shown, format, output, command)
+
+
+def _write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:
     report = shown.report
     if format is Format.HTML and output is None and sys.stdout.isatty():
         output = Path("normscope.html")  # a terminal cannot show a page

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0 clean, 1 findings at or above --fail-on, 2 unusable or the output cannot be written, 130 on Ctrl-C.
     """
-    with only_once():  # to the end of the process: a second Ctrl-C would lose the report
+    with only_once(ends_process=True):  # a second Ctrl-C would lose the report
         sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

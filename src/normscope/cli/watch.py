@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normscope.monitor.scene import Watcher
 
 
-OF_SCRIPT = {"store", "every", "module", "resume", "look_every", "rescue"}
+OF_SCRIPT = {"store", "every", "module", "resume", "overwrite", "look_every", "rescue"}
 """Options of the form with a training script; the others are of the form with a RUN."""
 OF_PAGE = {"port", "open_"}
 """Options of the page."""
@@ -77,7 +77,7 @@ def command(
     ] = TextOrJson.TEXT,
     store: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="With a script: store that is written; it must not exist."),
+        typer.Option(metavar="FILE", help="With a script: store that is written."),
     ] = DEFAULT_STORE,
     every: Annotated[
         int,
@@ -89,6 +89,10 @@ def command(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="With a script: go on with the run that the store holds.")
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="With a script: replace the run that the store holds."),
     ] = False,
     look_every: Annotated[
         int | None,
@@ -117,6 +121,9 @@ def command(
     script's own. Alarms go to stderr, one line each; the last line says how many there were. A step ends
     with the last optimizer's step; the loss is the sum of what was differentiated in it. Every process of
     torchrun or accelerate is watched. An error of the monitor ends the monitor, not the script.
+
+    To run the command again, add --overwrite, or --store with another file: a store that holds a run is not
+    overwritten without being told to. --resume adds the new steps to it.
 
     Example: normscope watch run.db --quantity gradient/block
 

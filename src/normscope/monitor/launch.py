@@ -62,6 +62,7 @@ def start(
     store: Path,
     every: int,
     resume: bool,
+    overwrite: bool,
     module: str | None,
     look_every: int | None,
     rescue: str | None,
@@ -69,17 +70,16 @@ def start(
     """Become the command `words`: its output, signals and exit status are its own.
 
     Raises:
-        UsageError: it cannot be started, `rescue` is none, or `store` exists and `resume` is False.
+        UsageError: it cannot be started, `rescue` is none, or `store` holds a run and neither `resume` nor
+            `overwrite` is True.
     """
     command = command_to_start(words)
     if rescue is not None:
         Rescue.named(rescue)
+    if resume and overwrite:
+        raise UsageError("--resume with --overwrite", "one of the two", "leave one out")
     if store.exists() and not resume:
-        raise UsageError(
-            f'store "{store}" (it exists)',
-            "a new file",
-            "name another one with --store, delete it, or go on with its run by --resume",
-        )
+        _remove(store, overwrite)
     if not store.parent.is_dir():
         raise UsageError(f'store "{store}" (its folder does not exist)', "a file in a folder", "make it")
     settings = Settings(
@@ -100,6 +100,35 @@ def start(
     except OSError as error:
         given = f'command "{command[0]}" ({error.strerror})'
         raise UsageError(given, "a program that this system can run", "check the file") from error
+
+
+def _remove(store: Path, overwrite: bool) -> None:
+    """Remove the store, if it holds no step or `overwrite` is True.
+
+    Raises:
+        UsageError: it stays, because it is no store of a run, or its run is wanted or still goes on.
+    """
+    from normscope.monitor.store import RunReader
+
+    if store.is_dir():
+        raise UsageError(f'store "{store}" (a folder)', "a file", "name a file in it with --store")
+    with RunReader(store) as reader:
+        last, ranks = reader.last_step, reader.ranks()
+    if running := [each for each in ranks if each.state == "running" and not each.is_gone]:
+        process = f"process {running[0].process.pid} on {running[0].host}"
+        raise UsageError(
+            f'store "{store}" (its run still goes on in {process})',
+            "a file that no run writes to",
+            "name another one with --store, or end that run",
+        )
+    if last is not None and not overwrite:
+        raise UsageError(
+            f'store "{store}" (it holds a run up to step {last})',
+            "a new file",
+            "replace it with --overwrite, go on with its run by --resume, or name another one with --store",
+        )
+    for suffix in ("-wal", "-shm", ""):  # the log first: it must not be taken for that of the new file
+        Path(f"{store}{suffix}").unlink(missing_ok=True)
 
 
 def summarize() -> None:

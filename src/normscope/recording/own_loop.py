@@ -1,13 +1,14 @@
 """Batches of a training loop that is not ours: each is recorded by running the loop's own loss once."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import UsageError
+from normscope.errors import UsageError, describe
 from normscope.recording.calls import Call, Forward, bare, recorded_forward
 from normscope.recording.events import Events, Silent
 from normscope.recording.tape import replayed_loss
@@ -59,9 +60,9 @@ def run_of_loop(
     def forwards() -> Iterator[Forward]:
         while True:
             is_empty = True
-            for batch in batches:
+            for number, batch in enumerate(batches, 1):
                 is_empty = False
-                with untouched(owner):
+                with untouched(owner), _blamed(name, number):
                     owner.train()
                     forward = recorded(partial(loss_of, batch))
                 if forward is None or forward.recording is None:
@@ -82,6 +83,21 @@ def run_of_loop(
         yield from (forward.batch for forward in source)
 
     return Run(model=bare(first.module), batches=endless(), loss=replayed_loss, **fields)
+
+
+@contextmanager
+def _blamed(name: str, number: int) -> Iterator[None]:
+    """Name the model and its loss for their error: whoever draws the batches would blame these."""
+    try:
+        yield
+    except (UsageError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(
+            f"the model or the loss of {name}, which raised {describe(error)} on batch {number}",
+            "a forward and a loss that run on every batch",
+            "fix the model or the loss, or check what that batch holds",
+        ) from error
 
 
 def _size(module: nn.Module) -> int:

@@ -122,8 +122,10 @@ class LiveOptimizers:
 
     @functools.cached_property
     def warmup(self) -> int:
-        """Steps until some group is at its full learning rate; 0 where the first step has it.
+        """Number, counted from 1, of the first step with the full rate in some group; 0 if that is step 1.
 
+        So a linear warm-up over 20 steps is 20 where step n has n/20 of the rate, as `rate_factor` gives it,
+        and 21 where it has (n - 1)/20, as transformers' schedulers give it: step 1 then has rate 0.
         A warm-up that ends after the last row of `rates` is continued linearly.
         """
         first, peak, last = 0.0, 0.0, 0

@@ -57,7 +57,8 @@ class Recipe:
             see `Recipe.of`.
         lr: learning rate after warm-up. With live optimizers, the largest of their groups; another value
             scales the learning rates of all groups together.
-        warmup: steps of linear warm-up; 0 is none. With the schedule "own", the length that it has.
+        warmup: steps of linear warm-up, of which the last one has the full rate; 0 is none. With the schedule
+            "own", the length that it has, see `LiveOptimizers.warmup`.
         steps: optimiser steps to take; 0 tries nothing.
         seed: seed of the global generators during the trial (dropout).
         weight_decay: weight decay; None takes the optimiser's default.

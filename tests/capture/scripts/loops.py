@@ -373,6 +373,20 @@ def blind(num_seen: str) -> None:
         optimizer.zero_grad()
 
 
+def warming(first: str) -> None:
+    """A warm-up over 3 steps whose first step has the share `first`/3 of the rate."""
+    model = Decoder()
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + int(first)) / 3))
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
 def half_inputs() -> None:
     """A model that runs under autocast only: its linear maps are given bfloat16."""
     model = HalfInside()

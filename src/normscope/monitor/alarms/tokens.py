@@ -11,6 +11,7 @@ from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.looks import APART, Looks
 from normscope.monitor.alarms.window import SIGMA, middle
+from normscope.monitor.entropy import STEPS
 from normscope.monitor.row import Layout
 from normscope.rules import Finding, Severity, alarm, figure
 
@@ -31,7 +32,11 @@ LATE_COLLAPSE = alarm(
     threshold=f"""Diversity ‖H − h̄‖²/‖H‖², reduced once more by its last fall, under {SUNK:g}, {CONFIRMED}
         times in a row at least {APART} steps apart: a warning. Under {DEAD:g} as it is: an error. Only where
         it has been above that limit before. Nothing is judged in the first {TRANSIENT} steps. Without token
-        ids only {DEAD:g} counts.""",
+        ids only {DEAD:g} counts. Dropout hides a collapse, because it gives equal tokens different masks. So
+        where a forward draws random numbers, the diversity comes from a further forward in eval mode, at the
+        steps with all figures. Where the model cannot be run again (it is compiled or sharded, communicates
+        with other processes, or fails in eval mode), a note says so, and `normscope check run.db` calls a
+        run without alarms "undecided".""",
     source="""Our own forecast's limits, docs/forecast.md; what they rest on is beside them, in
         src/normscope/forecast/rule.py.""",
     remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
@@ -45,7 +50,9 @@ STUCK = alarm(
         run that stays there has learnt frequencies and does not use its context.""",
     threshold=f"""Medians of both halves of the last {LONG} losses within {LEARNT:g} nats of the unigram
         entropy, a fall between them of less than {FALL:g}, and the later one not under the entropy by
-        {BELOW:g} standard errors. Needs the targets' entropy.""",
+        {BELOW:g} standard errors. The entropy is estimated from the targets of the first steps, {STEPS} at
+        most, which the gradient of a cross-entropy shows, or given to the Monitor as entropy=. Where it stays
+        unknown nothing is judged, and `normscope check run.db` says why.""",
     source="""Our own forecast's constants, docs/forecast.md; the smaller fall is our own choice, because a
         healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
     remedy="""Check that the context reaches the output (NS202, NS704, NS808), that targets and inputs belong
