@@ -29,7 +29,7 @@ def part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def fails(*args: object) -> None:
+def fails(*args: object, **options: object) -> None:
     raise RuntimeError("a fault that was put in")
 
 
@@ -58,7 +58,7 @@ def run(folder: Path, way: str, fault: str, rank: int) -> None:
             pair = [next(batches), next(batches)]
             is_bad = rank == 1 and step == BAD
             if is_bad and fault == "monitor":
-                monitor._look_after_update = fails  # type: ignore[method-assign]
+                monitor._instruments.after_update = fails  # type: ignore[method-assign]
             if rank == 1 and fault == "measure" and step in (BAD, BAD + 3):
                 rescuer._squares = fails if step == BAD else Rescuer._squares.__get__(rescuer)  # type: ignore
             if is_bad and fault == "weight":

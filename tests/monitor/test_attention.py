@@ -384,7 +384,8 @@ def test_nan_and_infinity_are_no_masked_logits() -> None:
         model.blocks[1].attention.q.bias[0] = math.nan
     with Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), on_alarm=lambda _: None) as monitor:
         loss_of(model, batches())
-        found = dict(zip(monitor._attention.layout, monitor._attention.values(), strict=True))
+        watch = monitor._instruments._attention
+        found = dict(zip(watch.layout, watch.values(), strict=True))
     sites = ["blocks.1.attention", "blocks.1.attention.head0"]
     for (_, site), value in found.items():
         assert math.isnan(value) == (site in sites), site

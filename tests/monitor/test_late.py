@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.monitor import Monitor, RunReader
 from normscope.monitor import monitor as module_of_monitor
+from normscope.monitor.recorder import Recorder
 from normscope.monitor.row import FIRST_WRONG_VALUE
 from normscope.subjects import load
 
@@ -170,15 +171,15 @@ class Reads(TorchDispatchMode):
 def test_a_late_step_reads_no_number(is_late: bool, late: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_late:
         late()
-    reads, finish = Reads(), Monitor._finish
+    reads, finish = Reads(), Recorder._record
 
-    def apart(self: Monitor, taken: Any) -> Any:  # it reads numbers that have arrived
+    def apart(self: Recorder, taken: Any) -> Any:  # it reads numbers that have arrived
         before = reads.count
         found = finish(self, taken)
         reads.count = before
         return found
 
-    monkeypatch.setattr(Monitor, "_finish", apart)
+    monkeypatch.setattr(Recorder, "_record", apart)
     subject = load(SPECS[0])
     optimizer = torch.optim.SGD(subject.model.parameters(), lr=1e-3)
     batches, counts = subject.batches(), []

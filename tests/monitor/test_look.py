@@ -13,7 +13,6 @@ from test_monitor import Loop
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from normscope.anatomy import Anatomy
 from normscope.errors import UsageError
 from normscope.monitor import Event, Look, Monitor, RunReader, check_run
 from normscope.monitor.look import LEAST_APART, Looker
@@ -185,8 +184,8 @@ def test_an_alarm_is_looked_at_once_in_a_while(tmp_path: Path) -> None:
         (last - 1, [spike]),
         (last, [spike]),
     ):
-        looker.at_end(step, alarms, None, "float32", [])  # type: ignore[arg-type]
-    looker.at_end(400, [], None, "float32", [])  # type: ignore[arg-type]
+        looker.at_end(step, alarms, [])
+    looker.at_end(400, [], [])
     spiked = "at the alarm NS804 loss-spike"
     assert seen == [(5, spiked), (6, "at the alarm NS801 not-finite"), (last, spiked)]
 
@@ -282,8 +281,9 @@ def test_sharded_weights_are_refused_with_a_reason(tmp_path: Path) -> None:
         anatomy = read_anatomy(loop.model, next(loop.batches))
         fully_shard(loop.model)
         looker = Looker(None, loop.model, 0)
+        looker.begin(anatomy, "float32")
         looker.hold((next(loop.batches),), {})
-        event, found = looker.look(1, "asked for", Look(), anatomy, "float32")
+        event, found = looker.look(1, "asked for", Look())
     finally:
         dist.destroy_process_group()
     assert found == []
@@ -330,7 +330,7 @@ class Unreadable(dict[str, Any]):
 def test_arguments_that_cannot_be_held_are_a_matter_of_looks_alone() -> None:
     looker = Looker(None, nn.Identity(), 0)
     looker.hold((), Unreadable(x=1))
-    event, _ = looker.look(1, "asked for", Look(), Anatomy(()), "float32")
+    event, _ = looker.look(1, "asked for", Look())
     assert "no forward with gradients has been seen" in event.data["sentence"]
 
 

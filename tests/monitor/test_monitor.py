@@ -281,7 +281,7 @@ def test_a_monitor_that_fails_does_not_end_the_run(tmp_path: Path, caplog) -> No
     loop, path = Loop(SPECS[0]), tmp_path / "run.db"
     with Monitor(loop.model, loop.optimizer, store=path) as monitor:
         loop.step(monitor)
-        monitor._turns.look = None  # type: ignore[assignment]
+        monitor._instruments._turns.look = None  # type: ignore[assignment]
         losses = [loop.step(monitor) for _ in range(2)]
     assert all(map(math.isfinite, losses))
     assert "not callable" in str(monitor.failure)
@@ -298,8 +298,8 @@ def test_hooks_of_others_survive_a_monitor_that_fails(tmp_path: Path) -> None:
         loop.optimizer.register_step_pre_hook(lambda *_: None)
         loop.optimizer.register_step_post_hook(lambda *_: None)
         loop.step(monitor)
-        monitor._sites.before_step = None  # type: ignore[assignment]
-        monitor._turns.look = None  # type: ignore[assignment]
+        monitor._instruments._sites.before_step = None  # type: ignore[assignment]
+        monitor._instruments._turns.look = None  # type: ignore[assignment]
         monitor._every = 1
         for _ in range(2):
             loop.step(monitor)
@@ -366,7 +366,7 @@ def test_nothing_of_the_run_is_kept_after_its_end(fails: bool, monkeypatch: pyte
         kept += [weakref.ref(each) for each in monitor._weights._kept]
         with loop.model.blocks[-1].register_forward_pre_hook(streams), contextlib.suppress(RuntimeError):
             loop.subject.loss(batch)
-        kept += [weakref.ref(each.tensor) for each in monitor._streams._each._held.values()]
+        kept += [weakref.ref(each.tensor) for each in monitor._instruments.streams._each._held.values()]
         kept += [weakref.ref(each) for each in tensors_in(monitor._looker._inputs)]
         assert len(kept) > 5
         assert any(each() is not None for each in kept)

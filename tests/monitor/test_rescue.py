@@ -20,7 +20,8 @@ from normscope.errors import UsageError
 from normscope.monitor import Event, Monitor, Rescue, RunReader
 from normscope.monitor.alarms.rescued import RESCUED
 from normscope.monitor.decision import FIELDS, Decision, Figures
-from normscope.monitor.rescuer import Rescuer, after_closure
+from normscope.monitor.optimizers import after_closure
+from normscope.monitor.rescuer import Rescuer
 from normscope.monitor.row import RESCUE, SNAPSHOTS_KEPT
 from normscope.subjects import load
 
@@ -591,11 +592,11 @@ def test_a_loop_that_clips_is_judged_by_the_gradients_before(tmp_path: Path) -> 
 def test_rescue_outlives_its_monitor_and_its_events_are_stored(tmp_path: Path) -> None:
     run = Run(tmp_path / "run.db", Rescue())
 
-    def fails(*args: object) -> None:
+    def fails(*args: object, **options: object) -> None:
         raise RuntimeError("put in")
 
     def fault(run: Run) -> None:
-        run.monitor._look_after_update = fails
+        run.monitor._instruments.after_update = fails
 
     with pytest.raises(AssertionError, match="put in"):
         run.go(BAD + 5, {BAD - 5: fault, BAD: nan_gradient}, at=BAD)

@@ -19,7 +19,7 @@ import pytest
 from normscope.errors import UsageError
 from normscope.maps import Store
 from normscope.monitor import Event, Layout, Raised, Row, RunReader, RunStore
-from normscope.monitor.store import FORMAT
+from normscope.monitor.store.tables import FORMAT
 from normscope.probes import Measurement
 from normscope.rules import Finding, Severity
 

@@ -1,38 +1,21 @@
 """`normscope check MODEL`: anatomy, probes, forecast and verdict."""
 
-import shlex
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
 from normscope.cli import options
+from normscope.cli.check_options import OF_CHECK, command_of, rates_around_run, rates_given, recipe_options
 from normscope.cli.options import FailOn, option
-from normscope.cli.output import chosen_format, emit, require_writable
+from normscope.cli.output import chosen_format, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.cli.report_output import Format, exit_status, show
+from normscope.cli.script_words import SCRIPT
 from normscope.completion import complete_codes, complete_formats
 from normscope.database import is_store
 from normscope.errors import UsageError
-from normscope.interrupts import postponed
-
-if TYPE_CHECKING:
-    from normscope.report import Report
-    from normscope.subjects import Run
-
-
-class Format(StrEnum):
-    """Output formats of the report."""
-
-    TEXT = "text"
-    JSON = "json"
-    HTML = "html"
-    MARKDOWN = "markdown"
-
 
 Select = Annotated[
     str,
@@ -50,40 +33,7 @@ Ignore = Annotated[
         autocompletion=complete_codes,
     ),
 ]
-OF_CHECK = ("steps", "refine", "try_remedies", "budget", "quantise", "seed", "select", "ignore")
-"""Options that go to `normscope.check`; those of `options.OF_LOAD` go to `load`."""
-OF_RECIPE = (
-    *("optimizer", "lr", "warmup", "schedule", "run_steps", "weight_decay"),
-    *("eps", "beta1", "beta2", "clip", "accumulation", "precision"),
-)
-"""Options that say what a step of the intended run is; a Run has its own."""
-_TYPED = ("COMMANDLINE", "ENVIRONMENT")
 RECIPE = "Recipe of the intended run"
-
-OF_SHOWING = ("format", "output", "fail_on", "traceback", "quiet_script")
-"""Options that change nothing in the report."""
-OF_SCRIPT = {
-    "model",
-    "steps",
-    "refine",
-    "forecast",
-    "rates",
-    "try_remedies",
-    "budget",
-    "select",
-    "ignore",
-    "module",
-}
-OF_SCRIPT |= {"quantise", *OF_SHOWING}
-"""Parameters that the check of a script takes; the script sets the others."""
-
-
-OF_STORE = {"model", "select", "ignore", "format", "output", "fail_on", "traceback"}
-"""Parameters that the check of a run's store takes; it measures nothing anew."""
-
-
-SCRIPT = "normscope.script"
-"""Key of the context's `meta` for the words of a training script; None without `--`."""
 
 
 def _of_recipe(help: str, **more: Any) -> Any:
@@ -236,12 +186,16 @@ def command(
     require_writable(output)
     format = chosen_format(context, Format)
     if context.meta[SCRIPT] is None and is_store(model):
-        return _of_store(context, format)
+        from normscope.cli.check_run import check_store
+
+        return check_store(context, format)
     if steps == 0 and (forecast or refine or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
     if context.meta[SCRIPT] is not None:
-        return _of_script(context, format)
+        from normscope.cli.check_script import check_script
+
+        return check_script(context, format)
     if context.args:
         given = f'"{" ".join(context.args)}" after MODEL "{model}"'
         raise UsageError(given, "one MODEL", "write -- before the command of a training script")
@@ -251,13 +205,13 @@ def command(
     from normscope.subjects import load
 
     formats_to_round(quantise)  # refused before the model is loaded
-    rungs = None if rates is None else _rates(rates)
+    rungs = None if rates is None else rates_given(rates)
     interrupted = False
     with redirect_stdout(sys.stderr), quiet_libraries(), progress_bar() as progress:
         subject = load(model, **options.loading(context))
         settings = {name: context.params[name] for name in OF_CHECK} | recipe_options(context, subject.run)
         if rungs is None:
-            rungs = _around(subject.run, settings) if forecast or refine else []
+            rungs = rates_around_run(subject.run, settings) if forecast or refine else []
         try:
             report = normscope.check(
                 subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
@@ -267,229 +221,3 @@ def command(
             print("normscope: interrupted; the report has the measurements so far", file=sys.stderr)
     show(report, format, output, command_of(context))
     return 130 if interrupted else exit_status(report, fail_on)
-
-
-def _of_script(context: typer.Context, format: Format) -> int:
-    """The check of a training script; see `command`."""
-    from normscope.cli.script import check_script
-    from normscope.pipeline import require_longer
-    from normscope.probes.quantisation import formats_to_round
-
-    given, words = context.params, context.meta[SCRIPT]
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name in _TYPED and parameter.name not in OF_SCRIPT:
-            option = f"{parameter.opts[0]} with a training script"
-            raise UsageError(option, "the script's own setting", f"set it in `{shlex.join(words)}`")
-    if given["model"] != words[0] or context.args != words[1:]:
-        both = f'MODEL "{given["model"]}" and `{shlex.join(words)}` after --'
-        raise UsageError(both, "one of the two", "leave one out")
-    if given["steps"] == 0:
-        raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
-    rates = [] if given["rates"] is None else _rates(given["rates"])
-    forecast = given["forecast"] or bool(given["refine"])
-    require_longer(given["refine"], given["steps"], tries_rates=forecast or bool(rates))
-    formats_to_round(given["quantise"])  # refused before the script starts
-    names = (
-        "steps",
-        "refine",
-        "try_remedies",
-        "budget",
-        "quantise",
-        "select",
-        "ignore",
-        "module",
-        "traceback",
-    )
-    settings = {name: given[name] for name in names} | {"forecast": forecast, "rates": tuple(rates)}
-    outcome = check_script(words, settings, quiet=given["quiet_script"])
-    if outcome.report is not None:
-        show(outcome.report, format, given["output"], command_of(context))
-        if not outcome.is_interrupted and (outcome.is_whole or exit_status(outcome.report, given["fail_on"])):
-            return exit_status(outcome.report, given["fail_on"])
-    return 130 if outcome.is_interrupted else 2
-
-
-def _of_store(context: typer.Context, format: Format) -> int:
-    """The check of a run from its store; see `command`."""
-    from normscope.cli.run_view import print_run, text_run
-    from normscope.monitor.after import check_run
-
-    given = context.params
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name in _TYPED and parameter.name not in OF_STORE:
-            option = f"{parameter.opts[0]} with the store of a run"
-            raise UsageError(option, "a run that was measured while it went on", "leave it out")
-    if context.args:
-        extra = f'"{" ".join(context.args)}" after the store "{given["model"]}"'
-        raise UsageError(extra, "one store", "check each one by itself")
-    report = check_run(given["model"], select=given["select"], ignore=given["ignore"])
-    parts = (lambda: print_run(report), lambda: text_run(report))
-    shown = Shown(str(report.scene.path), report.verdict, *parts, report)
-    write(shown, format, given["output"], command_of(context))
-    return _status(report.severities, given["fail_on"])
-
-
-def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
-    """The options of `OF_RECIPE` by name; beside a Run, only those that stand on the command line."""
-    given = {name: context.params[name] for name in OF_RECIPE}
-    if run is None:
-        return given
-    sources = {name: context.get_parameter_source(name) for name in given}
-    typed = {name for name, source in sources.items() if source and source.name in _TYPED}
-    return {name: value for name, value in given.items() if name in typed}
-
-
-MOST_RATES = 100
-"""Most learning rates of a range: each takes up to 36 training steps."""
-
-
-def _rates(given: str) -> list[float]:
-    """The learning rates that `--rates` names."""
-    from normscope.maps.grid import rates
-
-    return rates(given, "--rates", MOST_RATES)
-
-
-def _around(run: "Run | None", settings: dict[str, Any]) -> list[float]:
-    """The learning rates around that of the intended run."""
-    from normscope.forecast import rates_around
-    from normscope.train import Recipe
-
-    of_recipe = {name: value for name, value in settings.items() if name in OF_RECIPE}
-    return rates_around(Recipe.asked_for(run, steps=0, seed=0, **of_recipe).lr)
-
-
-def words_of_script(command: str | None, arguments: Sequence[str]) -> list[str] | None:
-    """The words behind `--`, the command of a training script; None without `--`.
-
-    Raises:
-        UsageError: there are none, or the command takes none.
-    """
-    if "--" not in arguments:
-        return None
-    words = list(arguments[list(arguments).index("--") + 1 :])
-    if command not in ("check", "watch"):
-        _refuse_script(command, words)
-        return None
-    if command == "check" and len(words) == 1 and ":" in words[0]:
-        return None  # a MODEL, kept apart from the options
-    if not words:
-        given = f"{command} -- without a command"
-        raise UsageError(given, "the command of a training script", f"write {command} -- python train.py")
-    return words
-
-
-_INSTEAD_OF_SCRIPT = {
-    "plan": "or call normscope.plan in the script",
-    "anatomy": "or call normscope.read_anatomy in the script",
-    "train": "or run `normscope check -- …` to judge the script",
-    "map": "or run `normscope check -- …` to judge the script",
-    "diff": "or give a file that holds the command, such as `-- python train.py`",
-}
-"""Commands that take a MODEL and no script: what else there is to do."""
-
-
-def _refuse_script(command: str | None, words: Sequence[str]) -> None:
-    file = next((word for word in words if word.endswith(".py")), None)
-    if command not in _INSTEAD_OF_SCRIPT or file is None:
-        return
-    raise UsageError(
-        f"{command} -- {shlex.join(words)}",
-        "a MODEL, because only check and watch take the command of a script",
-        f"write a factory (`normscope init {shlex.quote(file)}` does) and give FILE.py:FACTORY, "
-        f"{_INSTEAD_OF_SCRIPT[command]}",
-    )
-
-
-class Rendered(Protocol):
-    """A report in the formats of files."""
-
-    def to_json(self) -> str: ...
-    def to_html(self, path: Path | None = None, *, command: str | None = None) -> str: ...
-    def to_markdown(self, command: str | None = None) -> str: ...
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A report that is shown.
-
-    Attributes:
-        name, verdict: of the line on stderr that says where the report is.
-        print: prints the report on the terminal.
-        text: the report as plain text.
-        report: the report.
-    """
-
-    name: str
-    verdict: str
-    print: Callable[[], None]
-    text: Callable[[], str]
-    report: Rendered
-
-
-def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
-    """Write the report in `format` to stdout or a file; `command` is the call that made it."""
-    from normscope.report import print_report, text_report
-    from normscope.report.words import headline
-
-    parts = (lambda: print_report(report), lambda: text_report(report))
-    said = headline(report.verdict, report.forecast, report.ladder)
-    write(Shown(report.model, said, *parts, report), format, output, command)
-
-
-def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:
-    """Write a report in `format` to stdout or a file; `command` is the call that made it.
-
-    Ctrl-C meanwhile does not lose it: everything in it was measured.
-    """
-    with postponed(lambda: None):
-        _write(shown, format, output, command)
-
-
-def _write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:
-    report = shown.report
-    if format is Format.HTML and output is None and sys.stdout.isatty():
-        output = Path("normscope.html")  # a terminal cannot show a page
-    if format is Format.HTML:
-        emit(report.to_html(command=command), output, instead=shown.text)
-    elif format is Format.JSON:
-        emit(report.to_json() + "\n", output)
-    elif format is Format.MARKDOWN:
-        emit(report.to_markdown(command), output)
-    elif output is None:
-        shown.print()
-    else:
-        emit(shown.text(), output)
-    if output is not None:
-        print(f"{shown.name}: {shown.verdict}. The report is in {output}", file=sys.stderr)
-
-
-def command_of(context: typer.Context) -> str:
-    """The command that repeats the measurements; it includes options set by pyproject.toml."""
-    words, script = ["normscope", "check"], context.meta.get(SCRIPT)
-    left_out = {*OF_SHOWING}
-    if script:
-        left_out |= {str(each.name) for each in context.command.params} - OF_SCRIPT
-    for parameter in context.command.params:
-        name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if name == "model":
-            words += [] if script else [str(value)]
-        elif name not in left_out and value is not None and value != parameter.default:
-            number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
-            words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
-    return shlex.join(words + (["--", *script] if script else []))
-
-
-def exit_status(report: "Report", fail_on: FailOn) -> int:
-    """1 if a finding is at least as severe as `fail_on`, else 0; "no trial" counts as a warning."""
-    severities = {str(finding.severity) for finding in report.findings}
-    if report.verdict == "no trial":
-        severities.add("warning")
-    return _status(severities, fail_on)
-
-
-def _status(severities: set[str], fail_on: FailOn) -> int:
-    failing = {FailOn.ERROR: ("error",), FailOn.WARNING: ("error", "warning"), FailOn.NEVER: ()}[fail_on]
-    return int(not severities.isdisjoint(failing))

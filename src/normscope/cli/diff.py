@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli import options
-from normscope.cli.check import Format
-from normscope.cli.options import option
-from normscope.cli.output import chosen_format, emit, require_writable
+from normscope.cli.options import option, words_of
+from normscope.cli.output import chosen_format, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
+from normscope.cli.report_output import Format, Shown, write
 from normscope.completion import complete_side
 from normscope.errors import UsageError
 
@@ -152,30 +152,20 @@ def exit_status(diff: "Diff", failing: "tuple[Part, ...] | None") -> int:
 def command_of(context: typer.Context) -> str:
     """The command that repeats the comparison; it includes options set by pyproject.toml."""
     words = ["normscope", "diff", context.params["a"], context.params["b"]]
-    for parameter in context.command.params:
-        name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if name not in (*OF_SHOWING, "a", "b") and value is not None and value != parameter.default:
-            words += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
-    return shlex.join(words)
+    return shlex.join(words + words_of(context, {"a", "b", *OF_SHOWING}))
 
 
 def _write(diff: "Diff", format: Format, output: Path | None, command: str) -> None:
     """Write the comparison in `format` to stdout or a file; `command` is the call that made it."""
     from normscope.compare.text import print_diff
+    from normscope.compare.words import clean, lead
 
-    if format is Format.HTML and output is None and sys.stdout.isatty():
-        output = Path("normscope-diff.html")  # a terminal cannot show a page
-    if format is Format.HTML:
-        emit(diff.to_html(command=command), output, instead=diff.to_text)
-    elif format is Format.JSON:
-        emit(diff.to_json() + "\n", output)
-    elif format is Format.MARKDOWN:
-        emit(diff.to_markdown(command), output)
-    elif output is None:
-        print_diff(diff)
-    else:
-        emit(diff.to_text(), output)
-    if output is not None:
-        from normscope.compare.words import clean, lead
-
-        print(f"{lead(clean(diff))} The comparison is in {output}", file=sys.stderr)
+    shown = Shown(
+        diff,
+        lambda: print_diff(diff),
+        diff.to_text,
+        verdict=lead(clean(diff)),
+        noun="comparison",
+        page="normscope-diff.html",
+    )
+    write(shown, format, output, command)

@@ -31,6 +31,7 @@ from normscope.cli import (
 from normscope.cli.completing import as_bash_wants
 from normscope.cli.defaults import read_defaults
 from normscope.cli.output import is_of_output, spell_out, unwritten
+from normscope.cli.script_words import SCRIPT, words_of_script
 from normscope.errors import CaptureError, UsageError, describe, nearest
 from normscope.interrupts import only_once
 
@@ -95,7 +96,7 @@ def _start(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    context.meta[check.SCRIPT] = check.words_of_script(context.invoked_subcommand, context.obj)
+    context.meta[SCRIPT] = words_of_script(context.invoked_subcommand, context.obj)
     takes_defaults = context.invoked_subcommand in ("check", "anatomy", "diff")
     asks_for_help = set(context.obj) & set(context.help_option_names)
     if takes_defaults and not asks_for_help:

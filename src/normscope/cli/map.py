@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.map_progress import map_progress
-from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option
+from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option, typed
 from normscope.cli.output import emit, format_for, require_writable
 from normscope.cli.progress import quiet_libraries
 from normscope.completion import complete_schemes
@@ -194,11 +194,10 @@ def _has_grid(context: typer.Context) -> bool:
     Raises:
         UsageError: no grid is named, but an option that affects training is given.
     """
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if not set(AXES).isdisjoint(typed):
+    given = typed(context)
+    if not given.isdisjoint(AXES):
         return True
-    wrong = next((name.replace("_", "-") for name in typed if name not in SHOWN), None)
+    wrong = next((name.replace("_", "-") for name in context.params if name in given.difference(SHOWN)), None)
     if wrong is not None:
         raise UsageError(
             f"--{wrong} without a grid",

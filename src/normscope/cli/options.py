@@ -1,5 +1,6 @@
 """Options and arguments that more than one command takes."""
 
+from collections.abc import Set
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,3 +131,25 @@ def _dtype(name: str | None) -> "torch.dtype | None":
     if name not in DTYPES:
         raise UsageError(f"--dtype {name}", " or ".join(DTYPES), suggest(name, DTYPES, "choose one"))
     return getattr(torch, name)
+
+
+def typed(context: typer.Context) -> set[str]:
+    """Names of the parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def words_of(context: typer.Context, left_out: Set[str]) -> list[str]:
+    """The options that differ from their defaults, as words of a command line.
+
+    Args:
+        context: the command's.
+        left_out: names of parameters that are left out.
+    """
+    words: list[str] = []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name not in left_out and value is not None and value != parameter.default:
+            number = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            words += [parameter.opts[0]] if value is True else [parameter.opts[0], number]
+    return words

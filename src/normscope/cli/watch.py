@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from normscope.cli.check import SCRIPT
-from normscope.cli.options import TextOrJson, option
+from normscope.cli.options import TextOrJson, option, typed
 from normscope.cli.output import emit
+from normscope.cli.script_words import SCRIPT
 from normscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _run(context: typer.Context, words: list[str]) -> NoReturn:
     if given["run"] != words[0] or context.args != words[1:]:
         both = f'RUN "{given["run"]}" and `{shlex.join(words)}` after --'
         raise UsageError(both, "one of the two", "leave one out")
-    for name in _typed(context) - OF_SCRIPT - {"run"}:
+    for name in typed(context) - OF_SCRIPT - {"run"}:
         raise UsageError(
             f"--{name.rstrip('_')} with a training script", "an option of the picture", "leave it out"
         )
@@ -197,23 +197,16 @@ def _require_one_run(context: typer.Context) -> None:
     if context.args:
         given = f'"{" ".join(context.args)}" after RUN "{run}"'
         raise UsageError(given, "one RUN", "write -- before the command of a training script")
-    for name in _typed(context) & OF_SCRIPT:
+    names = typed(context)
+    for name in names & OF_SCRIPT:
         raise UsageError(f"--{name} with RUN", "a training script after --", "leave it out")
-
-    typed = _typed(context)
-    if "page" in typed:
-        for name in typed & {"once", "interval", "format"}:
+    if "page" in names:
+        for name in names & {"once", "interval", "format"}:
             raise UsageError(f"--{name} with --page", "an option of the page", "leave one of them out")
     else:
-        for name in typed & OF_PAGE:
+        for name in names & OF_PAGE:
             given = f"--{name.rstrip('_')} without --page"
             raise UsageError(given, "an option of the picture", "add --page")
-
-
-def _typed(context: typer.Context) -> set[str]:
-    """Names of the parameters that stand on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _serve(context: typer.Context, watcher: "Watcher") -> NoReturn:

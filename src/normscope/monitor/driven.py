@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from normscope.monitor.instruments import Instruments
 from normscope.monitor.launch import say
 from normscope.monitor.monitor import Monitor
 from normscope.monitor.row import Event
@@ -44,7 +45,7 @@ class Driven(Monitor):
         """End it; read the model if it was the first."""
         if self.failure is not None:
             return
-        if self._plan is None:
+        if self._instruments is None:
             self._begin(args, kwargs)
             self._begun = self._step + 1
         if not self._has_wrong_stream:
@@ -88,9 +89,9 @@ class Driven(Monitor):
         super()._note_wrong(event)
         say(f"{self._place(event.step)}: first wrong value: {event.data['sentence']}")
 
-    def _test_itself(self) -> None:
+    def _test_hooks(self, instruments: Instruments) -> None:
         if self._step > self._begun:  # no hook fires in the first forward
-            super()._test_itself()
+            super()._test_hooks(instruments)
 
     def _place(self, step: int) -> str:
         return f"step {step}" + (f", rank {self._rank}" if self._rank else "")

@@ -5,15 +5,20 @@ entry is the target, wherever the labels are and however they are shifted or mas
 text is estimated from these targets, with an error (`normscope.forecast.entropy`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normscope.forecast.entropy import GROUPS, estimate_of_counts
 from normscope.forecast.targets import LARGEST_ERROR
+from normscope.monitor.journal import Journal
+from normscope.monitor.taken import Taken
 from normscope.probes.wiring.targets import in_places, targets_in
+from normscope.recording.calls import named_arguments
 from normscope.subjects import Batch
 from normscope.subjects.feed import tensors_in
 from normscope.subjects.targets import num_random_ids
@@ -84,6 +89,45 @@ class TargetsEntropy:
 
     def _end(self, reason: str) -> None:
         self.is_over, self.reason, self._counts = True, reason, np.zeros((GROUPS, 0), dtype=np.int64)
+
+
+class RunEntropy:
+    """Search for the entropy of a run's targets, which becomes one of its facts.
+
+    Args:
+        model: the model, without wrappers.
+        optimizers: its optimizers.
+        facts: facts of the run; with an entropy, none is searched for.
+        journal: it stores what is found, or why nothing was.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], facts: dict[str, Any], journal: Journal
+    ) -> None:
+        self._model, self._optimizers, self._facts, self._journal = model, optimizers, facts, journal
+        self._targets = TargetsEntropy()
+
+    def see(self, taken: Taken) -> None:
+        """Enter the targets of a step, if a cross-entropy of a whole step is seen."""
+        if self._targets.is_over or "entropy" in self._facts:
+            return
+        cotangents = [each for each in taken.forwards.cotangents if each is not None]
+        if not cotangents or taken.is_wrong:
+            return
+        last = taken.forwards.last(self._optimizers)
+        found = self._targets.see(cotangents, named_arguments(self._model, last.args, last.kwargs))
+        if found is not None:
+            self._facts["entropy"] = found
+        if self._targets.is_over:
+            self._journal.note("entropy", found)
+            self._journal.note("entropy-unknown", self._targets.reason)
+            self._journal.note("facts", self._facts)
+
+    def close(self) -> None:
+        """Note why the entropy is not known, because the run ends."""
+        if not self._targets.is_over:
+            self._targets.close()
+            self._journal.note("entropy-unknown", self._targets.reason)
 
 
 def _sequences(cotangent: Tensor, batch: Batch) -> Iterator[NDArray[np.int64]]:

@@ -3,6 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from normscope.monitor.in_place import CompiledCalls, is_compiled
+
 
 class Hook:
     """Function that a module calls; copies and pickles of the module call `nothing` instead.
@@ -30,3 +35,20 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 def _nothing() -> Callable[..., None]:
     return nothing
+
+
+def hook_calls(
+    module: nn.Module, before: Callable[..., object], after: Callable[..., object]
+) -> list[RemovableHandle | CompiledCalls]:
+    """Call `before` and `after` around each call of a module, until what is returned is removed."""
+    if is_compiled(module):
+        return [CompiledCalls(module, after, before)]
+    return [
+        module.register_forward_pre_hook(Hook(before), with_kwargs=True),
+        module.register_forward_hook(Hook(after), with_kwargs=True),
+    ]
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a monitor has hooked the calls of a module."""
+    return any(isinstance(each, Hook) for each in module._forward_hooks.values())

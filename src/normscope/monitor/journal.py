@@ -28,6 +28,7 @@ class Journal:
         alarms: every alarm so far.
         notes: sentences on what is not watched, and why.
         judges: the alarms' judges.
+        rank: rank of this process.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Journal:
         self.alarms: list[Raised] = []
         self.notes: list[str] = []
         self.judges = Judges(facts)
-        self._store, self._trackers, self._rank, self._every = store, trackers, rank, every
+        self.rank, self._store, self._trackers, self._every = rank, store, trackers, every
         self._layouts: dict[str, Layout] = {}
         self._rows: list[Row] = []
         self._events: list[Event] = []
@@ -96,7 +97,7 @@ class Journal:
             with_sites: whether trackers get the figures of single sites too.
         """
         step, moment = rows[0].step, rows[0].time
-        raised = [Raised(step, self._rank, moment, finding) for finding in findings]
+        raised = [Raised(step, self.rank, moment, finding) for finding in findings]
         self.alarms += raised
         self._rows += rows
         self._unstored += 1
@@ -125,7 +126,7 @@ class Journal:
         raised = self._together.compared()
         said, self._together.sentences = self._together.sentences, []
         moment = time.time()
-        events = [Event(step, self._rank, moment, RANKS, {"sentence": sentence}) for sentence in said]
+        events = [Event(step, self.rank, moment, RANKS, {"sentence": sentence}) for sentence in said]
         if raised or events:
             self.alarms += raised
             self._store.add((), raised, events)

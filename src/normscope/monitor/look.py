@@ -78,7 +78,12 @@ class Looker:
         self._look, self._model, self._rank = look or Look(), model, rank
         self._inputs: tuple[Any, dict[str, Any]] | None = None
         self._asked: Look | None = None
+        self._anatomy, self._dtype = Anatomy(()), ""
         self._last: dict[bool, int] = {}  # step of the last look at an alarm, by whether it was an error
+
+    def begin(self, anatomy: Anatomy, dtype: str) -> None:
+        """Set the reading of the model, and the precision in effect."""
+        self._anatomy, self._dtype = anatomy, dtype
 
     def hold(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Hold the arguments of a forward, without their graph; none where they cannot be held."""
@@ -96,27 +101,21 @@ class Looker:
         self._asked = look
 
     def at_end(
-        self,
-        step: int,
-        alarms: Sequence[Finding],
-        anatomy: Anatomy,
-        dtype: str,
-        cotangents: Cotangents,
+        self, step: int, alarms: Sequence[Finding], cotangents: Cotangents
     ) -> tuple[Event, list[Finding]] | None:
         """The look that is due at the end of a step; None where none is.
 
         Args:
             step: the step that ends.
             alarms: its alarms on this rank.
-            anatomy, dtype: reading of the model, and the precision in effect.
             cotangents: gradient of each floating-point output of the last forward, None where it has none.
         """
         asked, self._asked = self._asked, None
         is_scheduled = self._rank == 0 and self._look.every is not None and step % self._look.every == 0
         if asked is not None:
-            return self.look(step, ASKED, asked, anatomy, dtype, cotangents)
+            return self.look(step, ASKED, asked, cotangents)
         if is_scheduled:
-            return self.look(step, SCHEDULED, self._look, anatomy, dtype, cotangents)
+            return self.look(step, SCHEDULED, self._look, cotangents)
         alarm = next((each for each in alarms if each.severity is Severity.ERROR), next(iter(alarms), None))
         if not self._look.at_alarm or alarm is None:
             return None
@@ -125,23 +124,17 @@ class Looker:
             return None
         self._last[is_error] = step
         why = f"at the alarm {alarm.code} {alarm.name}"
-        return self.look(step, why, self._look, anatomy, dtype, cotangents)
+        return self.look(step, why, self._look, cotangents)
 
     def look(
-        self,
-        step: int,
-        why: str,
-        look: Look,
-        anatomy: Anatomy,
-        dtype: str,
-        cotangents: Cotangents = (),
+        self, step: int, why: str, look: Look, cotangents: Cotangents = ()
     ) -> tuple[Event, list[Finding]]:
         """Look now; an error is told by the event, and goes no further."""
         began = time.perf_counter()
         found: list[Finding] = []
         try:
-            rows, unmeasured = self._measured(look, anatomy, cotangents)
-            found = [each for each in judge(anatomy, rows, None, dtype) if _is_kept(each)]
+            rows, unmeasured = self._measured(look, cotangents)
+            found = [each for each in judge(self._anatomy, rows, None, self._dtype) if _is_kept(each)]
             data: dict[str, Any] = {
                 "sentence": _sentence(found, len(rows)),
                 "findings": [each.to_dict() for each in found],
@@ -154,13 +147,11 @@ class Looker:
         data |= {"why": why, "seconds": round(time.perf_counter() - began, 4)}
         return Event(step, self._rank, time.time(), LOOK, data), found
 
-    def _measured(
-        self, look: Look, anatomy: Anatomy, cotangents: Cotangents
-    ) -> tuple[Measurements, list[str]]:
+    def _measured(self, look: Look, cotangents: Cotangents) -> tuple[Measurements, list[str]]:
         """The measurements, and for each probe that failed its name and the reason."""
         if self._inputs is None:
             raise ValueError("no forward with gradients has been seen whose arguments could be held")
-        if not anatomy.stacks:
+        if not self._anatomy.stacks:
             raise ValueError("no residual stream was read")
         if is_sharded(self._model):
             raise ValueError("its weights are sharded over processes, and one process cannot run it alone")
@@ -176,7 +167,7 @@ class Looker:
         with apart(self._model, None), alone():  # each probe restores the model
             for name, probe in probes.items():
                 try:
-                    rows.extend(probe(subject, anatomy))
+                    rows.extend(probe(subject, self._anatomy))
                 except Exception as error:
                     unmeasured.append(f"{name}: {describe(error)}")
         return rows, unmeasured

@@ -7,49 +7,38 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from normscope.anatomy import named_parameters
-from normscope.capture.apart import apart
 from normscope.errors import UsageError, describe
 from normscope.monitor.alarms import NOT_MEASURED
-from normscope.monitor.attention import AttentionWatch
-from normscope.monitor.entropy import TargetsEntropy
-from normscope.monitor.hook import Hook
-from normscope.monitor.in_place import CompiledCalls, is_compiled
+from normscope.monitor.entropy import RunEntropy
+from normscope.monitor.hook import hook_calls, is_hooked
+from normscope.monitor.instruments import Instruments, facts_of
 from normscope.monitor.journal import Journal
 from normscope.monitor.look import ASKED, Look, Looker
-from normscope.monitor.noise import Noise
-from normscope.monitor.plan import Plan, plan_of
+from normscope.monitor.optimizers import after_closure, innermost, optimizers_of
+from normscope.monitor.recorder import Recorder
 from normscope.monitor.replica import own_class
 from normscope.monitor.rescue import Rescue
-from normscope.monitor.rescuer import Rescuer, after_closure
-from normscope.monitor.row import NOISE, SITES, STEP, Event, Row
+from normscope.monitor.rescuer import Rescuer
+from normscope.monitor.row import NOISE, Event
 from normscope.monitor.sharded import Sharded, is_sharded
-from normscope.monitor.sites import Sites
 from normscope.monitor.store import RunReader, RunStore
-from normscope.monitor.streams import Streams
 from normscope.monitor.taken import Taken, Weights, gradients_of, is_on_device, rate_of, scale_of
 from normscope.monitor.tracer import Tracer
 from normscope.monitor.trackers import Trackers
-from normscope.monitor.turns import Turns
+from normscope.monitor.unwatched import Unwatched
 from normscope.recording.calls import bare, named_arguments
 from normscope.rules import Finding
-from normscope.subjects.feed import tensors_in
 
 LOG = logging.getLogger("normscope")
 EVERY = 10
-SCALARS = ("loss", "gradient/norm", "lr", "seconds", "tokens", "skipped", "loss-scale")
-Floats = NDArray[np.float64]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -133,9 +122,9 @@ class Monitor:
             raise UsageError(f"every={every}", "at least 1", "leave it out for 10")
         self.failure: str | None = None
         self.scaler = scaler
-        given = _optimizers(model, optimizer)
+        given = optimizers_of(model, optimizer)
         self._called, self._model = model, bare(model)
-        self._optimizers = [_innermost(each) for each in given]
+        self._optimizers = [innermost(each) for each in given]
         self._every, self._on_alarm = every, on_alarm
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._rescuer = None
@@ -151,16 +140,14 @@ class Monitor:
         self._facts: dict[str, Any] = {} if entropy is None else {"entropy": entropy}
         self._sharded = Sharded(self._model) if is_sharded(self._model) else None
         self._facts["sharded"] = self._sharded is not None
-        self._entropy = TargetsEntropy()
-        self._plan: Plan | None = None
+        self._instruments: Instruments | None = None
+        self._recorder: Recorder | None = None
         self._looker = Looker(look, self._model, self._rank)
         self._held = ExitStack()
-        self._is_working = self._is_tested = self._has_unwatched = False
+        self._is_working = False
         self._state, self._num_steps = "made", 0
         self._is_on_device = False
         self._weights: Weights | None = None
-        self._waiting: Taken | None = None
-        self._late_alarms: list[Finding] = []
         opened = None if store is None else RunStore(store, rank=self._rank, resume=resume)
         if opened is not None and resume and start is None:
             with RunReader(opened.path) as reader:
@@ -174,7 +161,9 @@ class Monitor:
             every=every,
             start=self._step,
         )
+        self._entropy = RunEntropy(self._model, self._optimizers, self._facts, self._journal)
         self.alarms, self.notes = self._journal.alarms, self._journal.notes
+        self._unwatched = Unwatched(self._model, self._journal)
         self._clear()
         self._journal.note("model", own_class(self._model).__name__)
         self._journal.note("entropy", entropy)
@@ -189,14 +178,7 @@ class Monitor:
     def __enter__(self) -> "Monitor":
         self._require_first_use()
         self._state = "entered"
-        hooks: list[RemovableHandle | CompiledCalls]
-        if is_compiled(self._called):
-            hooks = [CompiledCalls(self._called, self._forward_ends, self._forward_begins)]
-        else:
-            hooks = [
-                self._called.register_forward_pre_hook(Hook(self._forward_begins), with_kwargs=True),
-                self._called.register_forward_hook(Hook(self._forward_ends), with_kwargs=True),
-            ]
+        hooks = hook_calls(self._called, self._forward_begins, self._forward_ends)
         for optimizer in self._optimizers:
             hooks.append(optimizer.register_step_pre_hook(torch.compiler.disable(self._before_update)))
         for hook in hooks:
@@ -209,14 +191,14 @@ class Monitor:
         """Raise UsageError for a monitor that was used before, and for a model that another one watches."""
         if self._state != "made":
             raise UsageError(f"a Monitor that has {self._state}", "a new one", "make one for each run")
-        if any(isinstance(each, Hook) for each in self._called._forward_hooks.values()):
+        if is_hooked(self._called):
             given = f"a second Monitor on one {type(self._called).__name__}"
             raise UsageError(given, "one for each model", "end the first, or give both optimizers to one")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._state = "ended"
-        if self._is_updated and self.failure is None and self._plan is not None:
-            self._warn_of_missing_step()
+        if self._is_updated and self.failure is None and self._instruments is not None:
+            self._unwatched.missing_step(self._num_steps)
         self._held.close()
         if self._rescuer is not None:
             self._rescuer.detach()
@@ -224,9 +206,7 @@ class Monitor:
         self._finish_last()
         self._forget()
         try:
-            if not self._entropy.is_over:
-                self._entropy.close()
-                self._journal.note("entropy-unknown", self._entropy.reason)
+            self._entropy.close()
             self._journal.flush()
             for finding in self._journal.compared(self._step):
                 self._say(finding, self._step)
@@ -239,16 +219,10 @@ class Monitor:
         finally:
             self._journal.close()
 
-    def _warn_of_missing_step(self) -> None:
-        """Say that optimizers stepped, and `step` was not called after it."""
-        said = f"step() was called {self._num_steps} times, and the optimizer has stepped after the last call"
-        self._journal.remark(f"{said}: call monitor.step(loss) at the end of each step")
-        if not self._num_steps:
-            LOG.warning(self.notes[-1])
-
     @_guarded
     def _finish_last(self) -> None:
-        self._late_alarms += self._finish_waiting()
+        if self._recorder is not None:
+            self._recorder.record_waiting()
 
     def _fail(self, error: Exception) -> None:
         """Stop, and say so. The hooks stay until the step ends: one that runs must not be removed."""
@@ -265,9 +239,10 @@ class Monitor:
 
     def _forget(self) -> None:
         """Free what is kept of the run: batches, gradients of outputs, weights."""
-        for taken in filter(None, (self._now, self._waiting)):
-            taken.forget()
-        self._waiting = self._weights = None
+        self._now.forget()
+        if self._recorder is not None:
+            self._recorder.forget()
+        self._weights = None
         self._looker.forget()
         self._clear()
 
@@ -286,9 +261,8 @@ class Monitor:
     def _clear(self) -> None:
         """Begin a step."""
         self._now = Taken()
-        if self._plan is not None:
-            self._streams.begin(self._now.parts)
-        self._given = np.zeros(0)  # the squares of the gradients that the optimizer got, after clipping
+        if self._instruments is not None:
+            self._instruments.begin(self._now.parts)
         self._is_updated = self._is_searching = False
 
     @property
@@ -304,7 +278,7 @@ class Monitor:
     def _forward_begins(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._is_searching:
             return
-        if self._plan is None:
+        if self._instruments is None:
             self._begin(args, kwargs)
         self._open(args, kwargs)
 
@@ -313,16 +287,13 @@ class Monitor:
         if not self._has_wrong_stream:  # else it lies in an earlier forward of this step, which is kept
             self._now.forwards.open(self._model, args, kwargs, self._autocast)
         self._looker.hold(args, kwargs)
-        if self._plan is not None:
-            self._streams.open(all_places=self._is_measured)
-            if self._is_measured:
-                self._attention.open()
-                self._noise.open()
+        if self._instruments is not None:
+            self._instruments.open(is_measured=self._is_measured)
 
     @property
     def _has_wrong_stream(self) -> bool:
         """Whether a stream of the step so far is known not to be finite."""
-        return self._plan is not None and not self._is_late and self._streams.is_wrong
+        return self._instruments is not None and not self._is_late and self._instruments.streams.is_wrong
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -333,61 +304,34 @@ class Monitor:
     def _begin(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Read the model at its first forward."""
         batch = named_arguments(self._model, args, kwargs)
-        if self._sharded is not None:
-            plan, self._attention = self._sharded.read(batch)
-        else:
-            with apart(self._model, None):
-                plan = plan_of(self._model, batch)
-                self._attention = AttentionWatch(self._model, plan.anatomy, batch)
-        self._plan = plan
-        first = next(iter(tensors_in(batch)), None)
-        self._facts["tokens"] = first is not None and not first.is_floating_point()
         cast = self._autocast if self._sharded is None else self._sharded.cast or self._autocast
-        self._facts["dtype"] = str(cast or next(self._model.parameters()).dtype).removeprefix("torch.")
-        trained = (each for each in self._model.parameters() if each.requires_grad)
-        self._facts["weights"] = str(next(trained, next(self._model.parameters())).dtype).removeprefix(
-            "torch."
+        self._facts |= facts_of(self._model, batch, cast)
+        self._instruments = made = Instruments(
+            self._model,
+            self._called,
+            self._optimizers,
+            batch,
+            dtype=self._facts["dtype"],
+            sharded=self._sharded,
+            every=self._every,
         )
+        self._held.callback(made.remove)
+        self._looker.begin(made.plan.anatomy, self._facts["dtype"])
+        made.begin(self._now.parts)
         self._is_on_device = self._rescuer is None and is_on_device(self._model)
-        self._streams = Streams(self._model, plan)
-        self._streams.begin(self._now.parts)
-        self._noise = Noise(self._model, self._called, is_sharded=self._sharded is not None)
-        self._held.callback(self._streams.remove)
-        self._held.callback(self._attention.remove)
-        is_float16 = self._facts["dtype"] == "float16"
-        self._sites = Sites(plan, self._optimizers, with_headroom=is_float16)
-        self._tracer = Tracer(self._model, self._optimizers, plan, self._streams, self._sharded, self._rank)
-        self._turns = Turns(plan.groups.parameters, plan.groups.names, self._optimizers, self._every)
-        layouts = {
-            STEP: (
-                *((name, "") for name in SCALARS),
-                *(("stream/rms", each.site) for each, _ in plan.of("stream")),
-                *(("gradient/block", block) for block in plan.groups.blocks),
-                *(("gradient/kind", kind) for kind in plan.groups.kinds),
-                *([] if self._rescuer is None else [("rescued", "")]),
-            ),
-            SITES: (*self._sites.layout, *self._attention.layout),
-        }
-        self._journal.declare(layouts)
-        self._journal.remark(*plan.notes, *self._attention.notes)
+        tracer = Tracer(self._model, self._optimizers, made.plan, made.streams, self._sharded, self._rank)
+        self._recorder = Recorder(made, tracer, self._journal, self._entropy, self._say, self._note_wrong)
+        self._journal.declare(made.layouts(is_rescued=self._rescuer is not None))
+        self._journal.remark(*made.notes)
         self._journal.note("facts", self._facts)
 
     @_guarded
     def _forward_ends(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        is_ours = torch.is_grad_enabled() and not self._is_searching and self._plan is not None
-        if torch.compiler.is_compiling() or not is_ours:
+        is_ours = torch.is_grad_enabled() and not self._is_searching
+        if torch.compiler.is_compiling() or not is_ours or self._instruments is None:
             return
-        assert self._plan is not None
         was_wrong = self._has_wrong_stream
-        held = self._streams.close()
-        self._attention.close()
-        first = next(iter(tensors_in(named_arguments(self._model, args, kwargs))), None)
-        if first is not None and not first.is_floating_point():
-            self._now.tokens += first.numel()
-        if self._is_measured:
-            shape = () if first is None else tuple(first.shape)
-            self._sites.see(held, self._streams.last_rms(), shape)
-            self._noise.close(shape)
+        self._now.tokens += self._instruments.close(args, kwargs, is_measured=self._is_measured)
         if not was_wrong:
             self._now.forwards.close(output)
 
@@ -412,42 +356,34 @@ class Monitor:
 
     @_guarded
     def _begin_update(self, optimizer: Optimizer) -> None:
-        now, given = self._now, getattr(optimizer, "found_inf", None)  # of a GradScaler, if it is fused
+        now, instruments, recorder = self._now, self._instruments, self._recorder
+        given = getattr(optimizer, "found_inf", None)  # of a GradScaler, if it is fused
         found_inf = given if isinstance(given, Tensor) else None
-        if self._plan is None or self._is_updated:
+        if instruments is None or recorder is None or self._is_updated:
             if now.found_inf is not None:  # one that steps is enough
                 now.found_inf = None if found_inf is None else torch.minimum(now.found_inf, found_inf)
             return
         if found_inf is not None and not self._is_late and bool(found_inf):
             return
         self._is_updated = True
-        self._late_alarms += self._finish_waiting()  # a trace needs the weights of then
+        recorder.record_waiting()  # a trace needs the weights of then
+        parameters = instruments.plan.groups.parameters
         scale, is_seen = getattr(optimizer, "grad_scale", None), now.gradients is not None
         now.step = self._step + 1
         if now.gradients is None:
-            now.gradients = gradients_of(self._plan.groups.parameters, scale)
+            now.gradients = gradients_of(parameters, scale)
         if self._is_late:
             now.found_inf = found_inf
-            self._weights = now.weights = self._weights or Weights(self._plan.groups.parameters)
+            self._weights = now.weights = self._weights or Weights(parameters)
             self._weights.take()
             return
-        if (event := self._tracer.before_update(now)) is not None:
-            self._note_wrong(event)
+        recorder.before_update(now)
         if self._is_measured:
-            clipped = gradients_of(self._plan.groups.parameters, scale) if is_seen else now.gradients
-            self._given = clipped.by_parameter()
-            self._sites.before_step()
-            self._remove_noise()
-
-    def _remove_noise(self) -> None:
-        """Measure the diversities again without the noise of dropout, if there was any."""
-        if self._has_wrong_stream or not len(self._now.forwards):  # the last forward is not the one kept
-            return
-        if self._noise.remove(self._streams, self._sites, self._now.forwards.last(self._optimizers)):
-            reason = self._noise.reason
-            said = "the diversities are those of forwards with dropout, which can hide a collapse (NS808)"
-            self._journal.remark(f"{said}: {reason}")
-            self._journal.note(NOISE, reason)
+            clipped = gradients_of(parameters, scale) if is_seen else now.gradients
+            if reason := instruments.before_update(now, clipped.by_parameter()):
+                said = "the diversities are those of forwards with dropout, which can hide a collapse (NS808)"
+                self._journal.remark(f"{said}: {reason}")
+                self._journal.note(NOISE, reason)
 
     def see_gradients(self) -> None:
         """Measure the gradients as they are now; call it before they are clipped.
@@ -460,19 +396,12 @@ class Monitor:
 
     @_guarded
     def _see_gradients(self) -> None:
-        if self._plan is not None and not self._is_updated:
-            self._now.gradients = gradients_of(self._plan.groups.parameters)
+        if self._instruments is not None and not self._is_updated:
+            self._now.gradients = gradients_of(self._instruments.plan.groups.parameters)
 
     def _note_wrong(self, event: Event) -> None:
         """Enter the first wrong value of a step."""
         self._journal.enter(event)
-
-    def _look_after_update(self, taken: Taken) -> None:
-        """Look at some of the weights and states, and measure the update where it is due."""
-        taken.names, taken.sizes = self._turns.look(taken.step - 1)
-        if self._is_measured:
-            figures = self._sites.after_step(self._given)
-            taken.measured = np.concatenate([figures, self._attention.values()])
 
     def step(self, loss: Tensor | float | None = None) -> list[Finding]:
         """End a step, after the optimizer's; return its new alarms.
@@ -506,71 +435,37 @@ class Monitor:
     def _end_step(self, loss: Tensor | float | None) -> list[Finding]:
         now, is_late = self._now, self._is_late
         now.step, now.loss = self._step + 1, loss.detach() if isinstance(loss, Tensor) else loss
-        if self._is_updated:
-            self._look_after_update(now)
+        if self._is_updated and self._instruments is not None:
+            self._instruments.after_update(now, is_measured=self._is_measured)
         self._step += 1
-        if self._plan is None:
-            if not self._is_tested:
-                self._is_tested = True
-                self._journal.remark(
-                    "no forward of the model was seen before the first step: nothing is watched"
-                    if self._state == "entered"
-                    else "the Monitor was not entered: write `with Monitor(…) as monitor:` around the loop"
-                )
-                LOG.warning("step %d: %s", self._step, self.notes[-1])
+        if self._instruments is None or self._recorder is None:
+            self._unwatched.no_forward(self._step, is_entered=self._state == "entered")
             return []
-        if not self._is_tested and self._is_due(self._step):
-            self._test_itself()
-        if self._is_due(self._step) and not self._has_unwatched and self._sharded is None:
-            self._find_unwatched()
-        clock = time.perf_counter()
-        now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
-        factor = 1.0 if self._rescuer is None else self._rescuer.rate
-        rates = [rate_of(group) for optimizer in self._optimizers for group in optimizer.param_groups]
-        now.rate = max((factor * rate for rate in rates if rate is not None), default=NOT_MEASURED)
-        now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
-        if now.is_skipped:  # gradients that were seen before a scaler skipped them are those of its scale
-            now.gradients = None
-        new = self._late_alarms + self._finish_waiting()
-        self._late_alarms = []
-        if is_late:
-            now.send()
-            self._waiting = now
-        else:
-            new += self._finish(now)
-        self._look_if_due(new, now)
+        now.is_due = self._is_due(self._step)
+        if now.is_due:
+            self._test_hooks(self._instruments)
+            if self._sharded is None:
+                self._unwatched.new_weights(self._instruments.plan)
+        self._note_state(now)
+        new = self._recorder.record(now, is_late=is_late)
+        if (done := self._looker.at_end(self._step, new, now.forwards.cotangents)) is not None:
+            self._enter_look(done[0])
         if not is_late:
             now.forget()
         self._clear()
         return new
 
-    def _finish_waiting(self) -> list[Finding]:
-        """Finish the step whose numbers were sent to the host; its new alarms."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is None:
-            return []
-        new = self._finish(waiting)
-        waiting.forget()
-        return new
-
-    def _finish(self, taken: Taken) -> list[Finding]:
-        """Read the numbers of a step, trace what is wrong, judge and store; its new alarms."""
-        taken.receive()
-        loss = NOT_MEASURED if taken.loss is None else float(taken.loss)
-        for event in self._tracer.after_update(taken, loss):
-            self._note_wrong(event)
-        if not self._entropy.is_over and "entropy" not in self._facts:
-            self._find_entropy(taken)
-        rows = [Row(taken.step, self._rank, taken.time, STEP, self._values(taken, loss))]
-        if taken.measured is not None:
-            rows.append(Row(taken.step, self._rank, taken.time, SITES, taken.measured))
-        new = self._journal.judge(rows)
-        for event in self._tracer.at_alarms(taken, new):
-            self._note_wrong(event)
-        new += self._journal.keep(rows, new, with_sites=self._is_due(taken.step))
-        for finding in new:
-            self._say(finding, taken.step)
-        return new
+    def _note_state(self, now: Taken) -> None:
+        """Enter time, learning rate, loss scale and rescue of a step that ends."""
+        clock = time.perf_counter()
+        now.time, now.seconds, self._clock = time.time(), clock - self._clock, clock
+        factor = 1.0 if self._rescuer is None else self._rescuer.rate
+        rates = [rate_of(group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        now.rate = max((factor * rate for rate in rates if rate is not None), default=NOT_MEASURED)
+        now.rescued = None if self._rescuer is None else self._rescuer.rescued
+        now.is_skipped, now.scale = not self._is_updated, scale_of(self.scaler)
+        if now.is_skipped:  # gradients that were seen before a scaler skipped them are those of its scale
+            now.gradients = None
 
     def look(self, *, jacobian: bool = False) -> list[Finding]:
         """Run the probes and rules of `check` on the model as it is, with the last batch of the run.
@@ -590,86 +485,23 @@ class Monitor:
 
     @_guarded
     def _look_now(self, look: Look) -> list[Finding]:
-        if len(self._now.forwards) or self._plan is None:
+        if len(self._now.forwards) or self._instruments is None:
             self._looker.ask(look)
             return []
-        event, found = self._looker.look(self._step, ASKED, look, self._plan.anatomy, self._facts["dtype"])
+        event, found = self._looker.look(self._step, ASKED, look)
+        self._enter_look(event)
+        return found
+
+    def _enter_look(self, event: Event) -> None:
+        """Store a look, which does not count as time of the next step."""
         self._clock += event.data["seconds"]
         self._journal.enter(event)
         self._journal.flush()
-        return found
 
-    def _look_if_due(self, alarms: Sequence[Finding], now: Taken) -> None:
-        """Look at the model at the end of a step where that is due; it does not count as time of the next."""
-        assert self._plan is not None
-        cotangents, dtype = now.forwards.cotangents, self._facts["dtype"]
-        done = self._looker.at_end(self._step, alarms, self._plan.anatomy, dtype, cotangents)
-        if done is not None:
-            self._clock += done[0].data["seconds"]
-            self._journal.enter(done[0])
-            self._journal.flush()
-
-    def _find_entropy(self, taken: Taken) -> None:
-        """Estimate the entropy of the targets, if a cross-entropy of a whole step is seen."""
-        cotangents = [each for each in taken.forwards.cotangents if each is not None]
-        if not cotangents or taken.is_wrong:
-            return
-        last = taken.forwards.last(self._optimizers)
-        found = self._entropy.see(cotangents, named_arguments(self._model, last.args, last.kwargs))
-        if found is not None:
-            self._facts["entropy"] = found
-        if self._entropy.is_over:
-            self._journal.note("entropy", found)
-            self._journal.note("entropy-unknown", self._entropy.reason)
-            self._journal.note("facts", self._facts)
-
-    def _test_itself(self) -> None:
-        """After the first step with all figures, note the hooks that did not fire, and what that loses."""
-        assert self._plan is not None
-        self._is_tested = True
-        wanted = np.array(sorted(self._plan.places), dtype=np.intp)
-        columns = {column for part in self._now.parts for column in part.columns}
-        seen = np.array([column in columns for column in wanted], dtype=bool)
-        if not seen.all():
-            lost = f"{(~seen).sum()} of {len(wanted)} hooks on modules did not fire"
-            self._journal.remark(f"{lost} (compiled code runs none): the streams there are not watched")
-        if self._attention.unseen:
-            lost = ", ".join(self._attention.unseen)
-            self._journal.remark(f"the attention figures of these branches cannot be measured: {lost}")
-        if not self._is_updated:
-            self._journal.remark(
-                "no optimizer stepped before the first call of step(): gradients and updates are not watched"
-            )
-
-    def _find_unwatched(self) -> None:
-        """Note weights that train by now and did not at the first forward, as unfrozen ones or a new head."""
-        assert self._plan is not None
-        watched = set(map(id, self._plan.groups.parameters))
-        trained = (each for each in self._model.parameters() if each.requires_grad)
-        new = {id(each) for each in trained if each.is_floating_point() and id(each) not in watched}
-        if not new:
-            return
-        self._has_unwatched = True
-        first, *rest = [name for name, each in named_parameters(self._model) if id(each) in new]
-        self._journal.remark(
-            "weights that train since a later step than the first one are not watched: "
-            + (f"{first} and {len(rest)} more" if rest else first)
-        )
-
-    def _values(self, taken: Taken, loss: float) -> Floats:
-        """Values of the layout `STEP`."""
-        assert self._plan is not None
-        groups = self._plan.groups
-        if taken.gradients is None or taken.is_skipped:  # no optimizer stepped
-            gradients = np.full(1 + len(groups.blocks) + len(groups.kinds), NOT_MEASURED)
-        else:
-            sums = taken.gradients.by_parameter()
-            gradients = np.sqrt([groups.shared(sums).sum(), *groups.by_block(sums), *groups.by_kind(sums)])
-        scale = NOT_MEASURED if taken.scale is None else float(taken.scale)
-        scalars = [loss, gradients[0], taken.rate, taken.seconds, taken.tokens, taken.is_skipped, scale]
-        streams = self._streams.rms_of(taken.parts)[self._streams.columns]
-        rescued = [] if self._rescuer is None else [self._rescuer.rescued]
-        return np.array([*scalars, *streams, *gradients[1:], *rescued])
+    def _test_hooks(self, instruments: Instruments) -> None:
+        """Note what the first step with all figures did not show."""
+        parts, unseen = self._now.parts, instruments.unseen
+        self._unwatched.hooks(instruments.plan, parts, unseen, is_updated=self._is_updated)
 
     def _say(self, finding: Finding, step: int) -> None:
         if self._on_alarm is not None:
@@ -679,25 +511,3 @@ class Monitor:
 
     def _say_rescue(self, step: int, sentence: str, is_grave: bool) -> None:
         LOG.log(logging.WARNING if is_grave else logging.INFO, "step %d: %s", step, sentence)
-
-
-def _optimizers(model: object, given: object) -> list[Optimizer]:
-    """The optimizers as a list; UsageError for anything else."""
-    each = list(given) if isinstance(given, Sequence) else [given]
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"model={type(model).__name__}", "a torch.nn.Module", "write Monitor(model, optimizer)"
-        )
-    if not each or not all(callable(getattr(one, "register_step_pre_hook", None)) for one in each):
-        names = ", ".join(type(one).__name__ for one in each) or "none"
-        raise UsageError(
-            f"optimizer={names}", "a torch.optim.Optimizer, or several", "write optimizer=[a, b]"
-        )
-    return cast(list[Optimizer], each)
-
-
-def _innermost(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside wrappers such as accelerate's, whose hooks do not run."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    return optimizer

@@ -26,6 +26,7 @@ from normscope.errors import UsageError, describe
 from normscope.monitor.alarms.columns import Floats
 from normscope.monitor.alarms.rescued import GAVE_UP, RESCUED, TAKEN
 from normscope.monitor.decision import NOTHING, Decider, Decision, Figures
+from normscope.monitor.optimizers import after_closure
 from normscope.monitor.reductions import local, squares
 from normscope.monitor.rescue import Rescue
 from normscope.monitor.ring import SNAPSHOTS, Ring
@@ -396,28 +397,3 @@ def scale(gradients: Sequence[Tensor], factor: float) -> None:
         torch._foreach_mul_(dense, factor)
     for gradient in sparse:
         gradient.mul_(factor)
-
-
-def after_closure(
-    args: Any, kwargs: Any, act: Callable[[], object], *, before: Callable[[], object] = lambda: None
-) -> tuple[Any, Any] | None:
-    """Call `act` before an update: now, or with a closure after each call of it, and `before` before that.
-
-    Returns:
-        The arguments of a step pre-hook with the closure wrapped, None without one.
-    """
-    given = [*args[1:2], kwargs.get("closure")]
-    closure = next((each for each in given if callable(each)), None)
-    if closure is None:
-        act()
-        return None
-
-    def called(*inputs: Any, **keywords: Any) -> Any:
-        before()
-        loss = closure(*inputs, **keywords)
-        act()
-        return loss
-
-    return tuple(called if each is closure else each for each in args), {
-        name: called if each is closure else each for name, each in kwargs.items()
-    }

@@ -57,6 +57,8 @@ class Taken:
         forwards: those of the step, to be run again.
         weights: the weights before the update, where the numbers are read after it.
         measured: values of the layout `SITES`, at the steps where they are due.
+        is_due: whether all figures were due.
+        rescued: what a rescue did; None without one.
         is_wrong: whether a value of the step was found to be not finite.
     """
 
@@ -77,6 +79,8 @@ class Taken:
     forwards: Forwards = field(default_factory=Forwards)
     weights: "Weights | None" = None
     measured: Floats | None = None
+    is_due: bool = False
+    rescued: float | None = None
     is_wrong: bool = False
     _transfer: "_Transfer | None" = None
 
