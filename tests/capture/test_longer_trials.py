@@ -111,6 +111,7 @@ def test_a_script_that_fails_before_a_whole_run_has_a_report_and_is_not_whole(
     assert not outcome.is_whole
     reason = "the script failed with RuntimeError: the data ended after 40 of 300 steps"
     assert outcome.reason == f"{reason}; the report has what was seen"
+    assert not launch._outcome(folder, report, settings_of(), None).is_whole  # a process of a launcher
 
 
 @pytest.mark.parametrize("steps", [12, 19])
@@ -147,7 +148,7 @@ def test_progress_within_a_stage_is_told_every_few_seconds(
 ) -> None:
     """Lines of a stage that come fast are left out; the first line of a stage never is."""
     folder = Folder(tmp_path)
-    said = [f"rates, step {n} of 9" for n in range(9)] + ["remedies"]
+    said = [*(f"rates, step {n} of 9" for n in range(9)), "remedies", "done"]
     told: list[str] = []
     facts = iter(said)
 
@@ -155,11 +156,13 @@ def test_progress_within_a_stage_is_told_every_few_seconds(
         returncode = None
 
         def wait(self, timeout: float) -> None:
-            folder.note(progress=next(facts, "remedies"))
-            if len(told) and told[-1] == "remedies":
+            words = next(facts, "")
+            if words:
+                folder.note(progress=words)
+            else:
                 folder.tell("done")
 
     script = launch._Script(folder)
     script.process = Process()  # type: ignore[assignment]
     script.wait(told.append)
-    assert told == ["rates, step 0 of 9", "remedies"]
+    assert told == ["rates, step 0 of 9", "remedies", "done"]

@@ -63,7 +63,7 @@ def test_a_run_that_does_not_fail_has_no_remedies_to_try(capsys: pytest.CaptureF
         (["--refine", "36"], "more than the 36"),
         (["--refine", "80", "--steps", "90"], "more than the 90"),
         (["--refine", "140", "--steps", "0"], "--forecast with --steps 0"),
-        (["--refine", "140", "--", "python", "train.py"], "--refine with a training script"),
+        (["--refine", "30", "--", "python", "train.py"], "more than the 36"),
     ],
 )
 def test_what_cannot_be_refined_is_one_line(
