@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normscope.forecast.ladder import compared, judged_again
+from normscope.forecast.largest_rate import with_doubt
 from normscope.forecast.record import Forecast, ForecastStep
 
 _STEPS = tuple(ForecastStep.__dataclass_fields__)
@@ -44,7 +45,7 @@ def judge(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _ladder(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rungs = [judged_again(rung) if rung.curve else rung for rung in map(forecast_of, records)]
-    rungs = [compared(rung, rungs) for rung in rungs]
+    rungs = with_doubt([compared(rung, rungs) for rung in rungs])
     return [record | new for record, new in zip(records, map(_said, rungs), strict=True)]
 
 

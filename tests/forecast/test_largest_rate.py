@@ -8,7 +8,13 @@ import pytest
 from test_forecast import Tiny, anatomy_of, subject_of
 
 from normscope.forecast import Forecast, forecast_ladder
-from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate, with_doubt
+from normscope.forecast.largest_rate import (
+    MOST_AGAIN,
+    beside_limit,
+    in_doubt,
+    largest_rate,
+    with_doubt,
+)
 from normscope.forecast.record import ForecastStep
 from normscope.train import CRITERION_STEPS, Recipe
 
@@ -61,12 +67,39 @@ def test_the_rung_in_doubt_is_the_one_that_decides(letters: str, place: int | No
 
 
 def test_a_failure_that_a_larger_rate_contradicts_is_not_sure() -> None:
-    found = with_doubt(rungs_of("FfSTF"))
-    assert [rung.certainty for rung in found] == [0.5, 0.3, 0.05, 0.97, 0.02]
-    assert [rung.certainty for rung in with_doubt(rungs_of("tfTF"))] == [0.7, 0.5, 0.97, 0.02]
-    whole = rungs_of("FTF", steps=CRITERION_STEPS)
+    found = with_doubt(rungs_of("FfST"))
+    assert [rung.certainty for rung in found] == [0.5, 0.3, 0.05, 0.97]
+    assert [rung.certainty for rung in with_doubt(rungs_of("tfT"))] == [0.7, 0.5, 0.97]
+    whole = rungs_of("FT", steps=CRITERION_STEPS)
     assert with_doubt(whole) == whole, "a whole run has shown it"
     assert with_doubt(rungs_of("FF")) == rungs_of("FF")
+
+
+@pytest.mark.parametrize(
+    ("letters", "near"),
+    [
+        ("TTFF", (1, 2)),
+        ("TFTSF", (2, 3)),  # the failure below is contradicted
+        ("SSTT", ()),  # a larger rate was not tried, so that no limit is known
+        ("FFF", ()),
+        ("TtfF", (1, 2)),
+        ("TuF", (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("steps", [36, CRITERION_STEPS])
+def test_the_rates_beside_the_limit_may_go_either_way(
+    letters: str, near: tuple[int, ...], steps: int
+) -> None:
+    rungs = rungs_of(letters, steps)
+    found = with_doubt(rungs)
+    assert [rung.lr for rung in beside_limit(rungs)] == [rungs[k].lr for k in near]
+    for k, (rung, before) in enumerate(zip(found, rungs, strict=True)):
+        if k in near and before.certainty is not None:
+            assert rung.certainty == pytest.approx(0.75 * before.certainty + 0.125, abs=1e-3)
+            assert not rung.is_sure
+        elif steps == CRITERION_STEPS or letters != "TFTSF":
+            assert rung.certainty == before.certainty
+    assert [rung.outcome for rung in found] == [rung.outcome for rung in rungs]
 
 
 def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:

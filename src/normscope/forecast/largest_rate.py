@@ -10,6 +10,9 @@ from normscope.train import CRITERION_STEPS
 
 MOST_AGAIN = 4
 """Most rungs around the largest rate that are tried again, over a whole run."""
+EITHER_WAY = 0.25
+"""Share of the sure rungs beside the limit that hang on the seed or on rounding: 7 of 26 on the ladders that
+are set on."""
 
 
 def largest_rate(rungs: Sequence[Forecast]) -> float | None:
@@ -60,10 +63,36 @@ def contradicted(rungs: Sequence[Forecast]) -> list[Forecast]:
     ]
 
 
+def beside_limit(rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The largest rung that trains and the next above it; none if no rung trains, or none above it.
+
+    Args:
+        rungs: ascending in the learning rate.
+    """
+    above = [rung for rung in rungs if rung.lr > (largest_rate(rungs) or math.inf)]
+    return [rung for rung in rungs if rung.lr == largest_rate(rungs)] + above[:1] if above else []
+
+
 def with_doubt(rungs: Sequence[Forecast]) -> list[Forecast]:
-    """The rungs; those that a larger one contradicts are as likely to train as not."""
+    """The rungs, with a certainty that knows the others.
+
+    Those that a larger one contradicts are as likely to train as not. Those beside the limit may go either
+    way, whatever their own trials say; no trial of one seed can show that.
+
+    Args:
+        rungs: ascending in the learning rate.
+    """
     wrong = {rung.lr for rung in contradicted(rungs)}
-    return [dataclasses.replace(rung, certainty=0.5) if rung.lr in wrong else rung for rung in rungs]
+    near = {rung.lr for rung in beside_limit(rungs)}
+
+    def known(rung: Forecast) -> float | None:
+        if rung.lr in wrong:
+            return 0.5
+        if rung.lr in near and rung.certainty is not None:
+            return round((1 - EITHER_WAY) * rung.certainty + EITHER_WAY / 2, 3)
+        return rung.certainty
+
+    return [dataclasses.replace(rung, certainty=known(rung)) for rung in rungs]
 
 
 def _may_train(rung: Forecast) -> bool:
