@@ -118,6 +118,16 @@ def test_a_script_that_fails_before_a_whole_run_has_a_report_and_is_not_whole(
     assert not launch._outcome(folder, report, settings_of(), None).is_whole  # a process of a launcher
 
 
+def test_a_script_that_ends_between_two_measurements_is_measured_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 100 is the last one of the rule for short runs, and no step of a whole run's measurements."""
+    report = report_of(watched(tmp_path, monkeypatch, "100", rates=(1e-3,)))
+    assert report.forecast is not None
+    assert [step.step for step in report.forecast.curve] == [0, 5, 10, 20, 40, 80, 100]
+    assert report.forecast.curve[-1].coherence is not None
+
+
 def test_a_schedule_that_is_stepped_by_epoch_and_is_shorter_than_the_run_is_recorded() -> None:
     """OneCycleLR raises ValueError beyond its last step."""
     model = torch.nn.Linear(2, 2)
