@@ -5,14 +5,18 @@ from typing import Any
 
 import here
 import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR
 
 from normscope.capture import folder as folders
 from normscope.capture import following, launch
 from normscope.capture.child import Stopped
 from normscope.capture.folder import Folder, Settings
+from normscope.capture.start import Start
 from normscope.forecast import LadderInterrupted
 from normscope.report import Report
-from normscope.train import CRITERION_STEPS
+from normscope.subjects import Run
+from normscope.train import CRITERION_STEPS, LiveOptimizers
 
 RATES = (1e-3, 3e-3)
 
@@ -112,6 +116,32 @@ def test_a_script_that_fails_before_a_whole_run_has_a_report_and_is_not_whole(
     reason = "the script failed with RuntimeError: the data ended after 40 of 300 steps"
     assert outcome.reason == f"{reason}; the report has what was seen"
     assert not launch._outcome(folder, report, settings_of(), None).is_whole  # a process of a launcher
+
+
+def test_a_script_that_ends_between_two_measurements_is_measured_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 100 is the last one of the rule for short runs, and no step of a whole run's measurements."""
+    report = report_of(watched(tmp_path, monkeypatch, "100", rates=(1e-3,)))
+    assert report.forecast is not None
+    assert [step.step for step in report.forecast.curve] == [0, 5, 10, 20, 40, 80, 100]
+    assert report.forecast.curve[-1].coherence is not None
+
+
+def test_a_schedule_that_is_stepped_by_epoch_and_is_shorter_than_the_run_is_recorded() -> None:
+    """OneCycleLR raises ValueError beyond its last step."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = OneCycleLR(optimizer, 3e-3, total_steps=10)
+    run = Run(model=model, batches=(), optimizer=optimizer, scheduler=scheduler)
+    start, rates = Start.of(run), []
+    for _ in range(6):
+        rates += [(optimizer.param_groups[0]["lr"],)] * 50
+        optimizer.step()
+        scheduler.step()
+    recipe = start.recipe(run, rates, 20)
+    assert isinstance(recipe.optimizer, LiveOptimizers)
+    assert recipe.optimizer.rates == tuple(rates)
 
 
 @pytest.mark.parametrize("steps", [12, 19])

@@ -196,7 +196,8 @@ class Following(Counting):
     def finish(self) -> None:
         check = self.check
         with self._apart():
-            if self.step < self._num_steps:  # the gradients of batches are compared at the last step
+            is_whole = self.step in (self.settings.steps, self.last)
+            if not is_whole:  # the gradients of batches are compared at the last step
                 self._is_ended = True
                 before = self.curve.pop() if self.curve[-1].step == self.step else None
                 self._measure()
@@ -372,8 +373,9 @@ class Following(Counting):
         """
         if self._is_ended:
             return max(1, self.step)
-        parts = (self.settings.steps, LONG, self.settings.followed)
-        return next((steps for steps in parts if steps >= self.step), self.settings.followed)
+        whole = self.settings.followed
+        parts = (self.settings.steps, min(LONG, whole))
+        return next((steps for steps in parts if steps >= self.step), whole)
 
     @property
     def _is_scarce(self) -> bool:

@@ -77,13 +77,20 @@ class Start:
 
 
 def _scheduled(live: LiveOptimizers) -> Iterator[tuple[float, ...]]:
-    """Yield the learning rates of each group by step, as the schedulers set them."""
+    """Yield the learning rates of each group by step, as the schedulers set them, until these end."""
     scratch = live.build(live.model)
     while True:
         yield tuple(float(group["lr"]) for group in scratch.groups)
-        scratch.step_schedulers(0.0)
+        try:
+            scratch.step_schedulers(0.0)
+        except (
+            Exception
+        ):  # OneCycleLR raises ValueError: the script may step it less often than its optimizer
+            return
 
 
 def _alike(first: Sequence[tuple[float, ...]], second: Sequence[tuple[float, ...]]) -> bool:
-    pairs = zip(itertools.chain(*first), itertools.chain(*second), strict=True)
-    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-12) for a, b in pairs)
+    pairs = zip(itertools.chain(*first), itertools.chain(*second), strict=False)
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-12) for a, b in pairs
+    )

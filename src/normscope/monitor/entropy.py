@@ -6,7 +6,7 @@ text is estimated from these targets, with an error (`normscope.forecast.entropy
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,15 @@ from torch.optim import Optimizer
 
 from normscope.forecast.entropy import GROUPS, estimate_of_counts
 from normscope.forecast.targets import LARGEST_ERROR
-from normscope.monitor.journal import Journal
-from normscope.monitor.taken import Taken
 from normscope.probes.wiring.targets import in_places, targets_in
 from normscope.recording.calls import named_arguments
 from normscope.subjects import Batch
 from normscope.subjects.feed import tensors_in
 from normscope.subjects.targets import num_random_ids
+
+if TYPE_CHECKING:  # both import the alarms, whose text names `STEPS`
+    from normscope.monitor.journal import Journal
+    from normscope.monitor.taken import Taken
 
 STEPS = 256
 """Steps whose targets are read at most."""
@@ -102,12 +104,12 @@ class RunEntropy:
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], facts: dict[str, Any], journal: Journal
+        self, model: nn.Module, optimizers: Sequence[Optimizer], facts: dict[str, Any], journal: "Journal"
     ) -> None:
         self._model, self._optimizers, self._facts, self._journal = model, optimizers, facts, journal
         self._targets = TargetsEntropy()
 
-    def see(self, taken: Taken) -> None:
+    def see(self, taken: "Taken") -> None:
         """Enter the targets of a step, if a cross-entropy of a whole step is seen."""
         if self._targets.is_over or "entropy" in self._facts:
             return
