@@ -144,6 +144,13 @@ def test_a_schedule_that_is_stepped_by_epoch_and_is_shorter_than_the_run_is_reco
     assert recipe.optimizer.rates == tuple(rates)
 
 
+def test_longer_trials_that_were_asked_for_are_said_to_repeat_the_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of(watched(tmp_path, monkeypatch, "40", rates=(1e-3,), refine=50))
+    assert "copies were tried on the 40 batches of these steps, which repeat" in report.notes
+
+
 @pytest.mark.parametrize("steps", [12, 19])
 def test_a_script_that_ends_before_its_short_trial_is_not_judged(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
