@@ -373,10 +373,16 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            longer = longer_trials(run.subject, run.config, run.refine)
+            longer = longer_trials(run.subject, run.config, run.refine, is_script=run.is_script)
             run.notes.extend(filter(None, [longer.note]))
             ladder = forecast_ladder(
-                *given, run.rates, told, again=again, refine=longer.refine, whole=longer.whole
+                *given,
+                run.rates,
+                told,
+                again=again,
+                refine=longer.refine,
+                whole=longer.whole,
+                seen=run.forecast if run.is_script else None,
             )
             run.ladder = _said(run, ladder)
         run.notes.extend(run.ladder.notes)

@@ -69,7 +69,10 @@ def test_longer_trials_take_the_batches_of_a_whole_run(
     assert report.forecast.curve[4].coherence is None
     assert report.forecast.outcome == "trains"
     assert "after 300 steps, under the unigram entropy" in report.forecast.reason
-    assert max(rung.last_step for rung in report.ladder.rungs) > 36
+    slower, own = report.ladder.rungs
+    assert 36 < slower.last_step < 300
+    assert (own.lr, own.last_step, own.outcome) == (3e-3, 300, "trains")  # the script's own steps
+    assert own.curve == report.forecast.curve
     assert report.ladder.range_test is not None
     assert "copies were tried on the 300 batches of these steps" in report.notes
     assert launch._outcome(folder, report, settings_of(), None).is_whole
@@ -142,6 +145,13 @@ def test_a_schedule_that_is_stepped_by_epoch_and_is_shorter_than_the_run_is_reco
     recipe = start.recipe(run, rates, 20)
     assert isinstance(recipe.optimizer, LiveOptimizers)
     assert recipe.optimizer.rates == tuple(rates)
+
+
+def test_longer_trials_that_were_asked_for_are_said_to_repeat_the_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of(watched(tmp_path, monkeypatch, "40", rates=(1e-3,), refine=50))
+    assert "copies were tried on the 40 batches of these steps, which repeat" in report.notes
 
 
 @pytest.mark.parametrize("steps", [12, 19])

@@ -101,7 +101,7 @@ def test_a_lowest_loss_at_an_end_says_so(best: float, rate: float, end: str) -> 
 def test_no_rate_without_a_healthy_rung() -> None:
     failing = [dataclasses.replace(one, outcome="collapses") for one in ladder(1e-3)]
     assert best_rate(failing).rate is None
-    assert best_rate([]).reason == "none of the tested rates trains"
+    assert best_rate([]).reason == "none of the tested rates is known to train"
     slow = [dataclasses.replace(one, outcome="slow") for one in ladder(1e-3)]
     assert best_rate(slow).rate is None
 

@@ -102,6 +102,32 @@ def test_the_rates_beside_the_limit_may_go_either_way(
     assert [rung.outcome for rung in found] == [rung.outcome for rung in rungs]
 
 
+@pytest.mark.parametrize(
+    ("change", "is_taken"),
+    [
+        ({}, True),
+        ({"lr": RATES[1] * (1 + 1e-9)}, True),
+        ({"lr": 1.1 * RATES[1]}, False),
+        ({"warmup": 20}, False),
+        ({"outcome": "not measured"}, False),
+        ({"curve": (ForecastStep(36, 1.0, 1.0, {}),)}, False),
+    ],
+)
+def test_the_users_own_steps_stand_for_the_trial_of_their_rate(
+    change: dict[str, Any], is_taken: bool
+) -> None:
+    first, second = (
+        dataclasses.replace(rung, curve=(ForecastStep(36, 1.0, 1.0, {}),), divergence=0.3)
+        for rung in rungs_of("TF")
+    )
+    seen = dataclasses.replace(
+        second, outcome="trains", divergence=None, curve=(ForecastStep(300, 1.0, 1.0, {}),)
+    )
+    found = ladder_module._longer(second, dataclasses.replace(seen, **change))
+    assert found == (dataclasses.replace(seen, divergence=0.3) if is_taken else second)
+    assert ladder_module._longer(first, seen) is first
+
+
 def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:
     for letters in ("uuu", "TtF", "TfF"):
         rungs = [dataclasses.replace(rung, unigram_entropy=None) for rung in rungs_of(letters)]

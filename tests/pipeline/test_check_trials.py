@@ -49,7 +49,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the trials, which record their arguments."""
     asked: dict[str, Any] = {}
 
-    def ladder(subject, anatomy, config, rates, progress, *, refine, whole, again):
+    def ladder(subject, anatomy, config, rates, progress, *, refine, whole, again, seen):
         asked.update(rates=rates, refine=refine, whole=whole)
         progress(1, 4)
         again(1, 4)

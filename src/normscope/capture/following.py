@@ -207,7 +207,7 @@ class Following(Counting):
             if not self._only_losses:
                 find_entropy(check)
             check.forecast, check.config = self._forecast(), self._recipe()
-            if self._is_short:
+            if self._is_short or self.ended:
                 check.notes.append(self._ended)
             for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
                 if count:
@@ -379,8 +379,9 @@ class Following(Counting):
 
     @property
     def _is_scarce(self) -> bool:
-        """Whether the shortest trial of a rate repeats the batches that were kept."""
-        return len(self.kept) < max(LADDER_STEPS, self.settings.steps) * self.run.accumulation
+        """Whether a trial of a rate repeats the kept batches: a short one, or one that was asked for."""
+        longest = max(LADDER_STEPS, self.settings.steps, self.settings.refine or 0)
+        return len(self.kept) < longest * self.run.accumulation
 
     @property
     def _fullest(self) -> int:

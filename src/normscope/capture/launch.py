@@ -94,10 +94,13 @@ def captured(
         except KeyboardInterrupt:
             script.end()
             return _interrupted(folder.report())
-        finally:
+        except BaseException:
             script.end()
+            raise
+        report = None
         try:
-            with postponed(lambda: None):  # reading it imports PyTorch, for seconds
+            with postponed(lambda: None):  # reading the report imports PyTorch, for seconds
+                script.end()
                 report = folder.report()
         except KeyboardInterrupt:
             return _interrupted(report)
@@ -306,8 +309,9 @@ class _Script:
     def status(self) -> int | None:
         """Exit status of the process that was started; None if another one reports, or if we ended it."""
         assert self.process is not None
-        is_its_own = not self._signalled and self.folder.reporter() in (None, self.process.pid)
-        return self.process.returncode if is_its_own else None
+        status = self.process.returncode
+        is_its_own = self.folder.reporter() in (None, self.process.pid)
+        return None if not is_its_own or (self._signalled and status < 0) else status
 
     def _signal(self, number: int) -> None:
         self._signalled = True
@@ -363,17 +367,18 @@ def _outcome(folder: Folder, report: "Report | None", settings: Settings, status
         raise CaptureError(facts["bug"], facts["place"], facts["trace"])
     if "refusal" in facts:
         raise UsageError(*facts["refusal"])
-    if report is not None and "stopped" in facts:
-        return Outcome(report, False, f"{facts['stopped']}; the report has what was seen")
     steps, trace = folder.steps(), failure.get("trace", "")
+    if report is not None and "stopped" in facts and steps < settings.steps:
+        return Outcome(report, False, f"{facts['stopped']}; the report has what was seen")
     is_enough = steps >= settings.steps and not failure and not status
     if folder.has("done") and report is not None and ("ended" not in facts or is_enough):
         return Outcome(report, True)
     ended = f"failed with {failure['failure']}" if failure else _ended(status)
     if report is not None:
-        number = f"{steps} of {settings.followed} steps"
+        is_short = steps < settings.steps
+        number = f"{steps} of {settings.steps if is_short else settings.followed} steps"
         reason = f"the script {ended} after {number}; the report has what was seen"
-        if not failure and status == 0 and steps:
+        if not failure and status == 0 and steps and is_short:
             reason += f" (--steps {steps} asks for no more)"
         return Outcome(report, False, reason, trace=trace)
     return Outcome(None, False, str(_nothing(folder, settings, ended, bool(failure))), trace=trace)

@@ -84,11 +84,19 @@ def command(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=0, help="Training steps to try on a copy of the model; 0 skips the forecast.")
+        int,
+        typer.Option(
+            min=0,
+            help="Training steps to try on a copy of the model, or of the script; 0 skips the forecast.",
+        ),
     ] = 20,
     forecast: Annotated[
         bool,
-        typer.Option("--forecast", help="Also try other learning rates, and whether warm-up helps."),
+        typer.Option(
+            "--forecast",
+            help="Also try other learning rates, and whether warm-up helps. A script takes 300 steps then, "
+            "unless --refine 0 is given.",
+        ),
     ] = False,
     rates: Annotated[
         str | None,
@@ -104,7 +112,7 @@ def command(
             min=0,
             help="With --forecast: steps over which the four best learning rates are tried again; those in "
             "doubt around the largest that trains are tried over 300. Default: 140. 0 leaves both out: "
-            "less than half of the time, and less certain rates. A script takes 300 steps, with 0 --steps.",
+            "less than half of the time, and less certain rates.",
             metavar="STEPS",
             show_default=False,
         ),

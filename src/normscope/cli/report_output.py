@@ -55,12 +55,13 @@ class Shown:
 
 def show(report: "Report", format: Format, output: Path | None, command: str | None = None) -> None:
     """Write the report in `format` to stdout or a file; `command` is the call that made it."""
-    from normscope.report import print_report, text_report
-    from normscope.report.words import headline
+    with postponed(lambda: None):  # imports take seconds, and Ctrl-C meanwhile must not lose the report
+        from normscope.report import print_report, text_report
+        from normscope.report.words import headline
 
-    verdict = f"{report.model}: {headline(report.verdict, report.forecast, report.ladder)}."
-    shown = Shown(report, lambda: print_report(report), lambda: text_report(report), verdict)
-    write(shown, format, output, command)
+        verdict = f"{report.model}: {headline(report.verdict, report.forecast, report.ladder)}."
+        shown = Shown(report, lambda: print_report(report), lambda: text_report(report), verdict)
+        _write(shown, format, output, command)
 
 
 def write(shown: Shown, format: Format, output: Path | None, command: str | None) -> None:

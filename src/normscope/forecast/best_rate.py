@@ -45,7 +45,7 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
         rungs = [_cut(rung, refined) for rung in rungs]
     ends = _ends(rungs, refined) or _ends(rungs)
     if not any(rung.trains or _is_promising(rung) for rung, _ in ends):
-        return BestRate(None, None, None, "none of the tested rates trains")
+        return BestRate(None, None, None, "none of the tested rates is known to train")
     if len(ends) == 1:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
         others = any(not rung.failed for rung in rungs if rung is not ends[0][0])

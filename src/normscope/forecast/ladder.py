@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ def forecast_ladder(
     refine: int = 0,
     whole: bool = False,
     again: Progress | None = None,
+    seen: Forecast | None = None,
 ) -> LadderForecast:
     """Forecast `config` at each of `rates`, and whether its own learning rate, `config.lr`, needs a warm-up.
 
@@ -66,6 +68,7 @@ def forecast_ladder(
             then, and a range test, which adds to the risk of divergence; 0 for none of both.
         whole: whether rates in doubt around the largest that trains are tried again over a whole run.
         again: called like `progress` over the steps of longer trials; `progress` itself by default.
+        seen: forecast of the user's own steps, which stands for the trial of its rate where it is longer.
 
     Raises:
         UsageError: a missing or non-positive learning rate; Muon without support in this torch.
@@ -74,7 +77,7 @@ def forecast_ladder(
     longer = dataclasses.replace(config, steps=max(config.steps, LADDER_STEPS) if config.steps else 0)
     configs = _at_rates(longer, rates)
     progress = progress or (lambda step, steps: None)
-    ladder = _Ladder(subject, anatomy, progress, len(configs), again or progress)
+    ladder = _Ladder(subject, anatomy, progress, len(configs), again or progress, seen=seen)
     if (refine or whole) and is_room_for(len(configs), subject.model):
         ladder.kept = {}
     low = [config for config in configs if config.lr <= LOW * configs[-1].lr]
@@ -84,6 +87,7 @@ def forecast_ladder(
         ladder.compare()
         if refine:
             ladder.refine(dataclasses.replace(longer, steps=refine))
+        ladder.take_seen()
         if whole:
             ladder.to_the_end(longer)
         ladder.kept = None
@@ -95,6 +99,14 @@ def forecast_ladder(
     best = with_warmup(best_rate(ladder.rungs, refine), warmup)
     larger = at_scale(best, tuple(ladder.rungs), anatomy, has_own_rates(subject.model))
     return dataclasses.replace(ladder.result(warmup), best=best, at_scale=larger)
+
+
+def _longer(rung: Forecast, seen: Forecast) -> Forecast:
+    """`seen` with what only the rung knows, if both are of the same run and `seen` has more steps."""
+    is_same = math.isclose(rung.lr, seen.lr, rel_tol=1e-6) and rung.warmup == seen.warmup
+    if not is_same or rung.last_step >= seen.last_step or seen.outcome == "not measured":
+        return rung
+    return dataclasses.replace(seen, lr=rung.lr, hidden=rung.hidden, divergence=rung.divergence)
 
 
 def rates_around(lr: float) -> list[float]:
@@ -122,6 +134,7 @@ class _Ladder:
         notes: remarks for the reader of the report, such as trials that could not be made.
         diverged: learning rate at which the loss diverged in a range test; None without one.
         kept: trials that may go on in a longer one, by learning rate; None if none is kept.
+        seen: forecast of the user's own steps; None without any.
     """
 
     subject: Subject
@@ -133,6 +146,7 @@ class _Ladder:
     notes: list[str] = field(default_factory=list)
     diverged: float | None = None
     kept: dict[float, KeptTrial] | None = None
+    seen: Forecast | None = None
 
     def result(self, warmup: Warmup) -> LadderForecast:
         ascending = sorted(self.rungs, key=lambda rung: rung.lr)
@@ -150,6 +164,7 @@ class _Ladder:
     def interrupted(self, refine: int) -> LadderForecast:
         """The result after Ctrl-C; it names a rate to use if all rates were tried once."""
         tried = sum(rung.outcome != "not measured" for rung in self.rungs)
+        self.take_seen()
         found = self.result(
             Warmup(f"not tried: interrupted after {tried} of {self.total} learning rates", None)
         )
@@ -199,6 +214,13 @@ class _Ladder:
     def refine(self, config: Recipe) -> None:
         """Try again the best rates over `config.steps` steps."""
         self.try_again(config, candidates(self.rungs))
+
+    def take_seen(self) -> None:
+        """Put the user's own steps in the place of the trial of their rate, if they are more."""
+        if self.seen is None:
+            return
+        self.rungs = [_longer(rung, self.seen) for rung in self.rungs]
+        self.compare()
 
     def to_the_end(self, config: Recipe) -> None:
         """Try over a whole run the rates that decide the largest one and are in doubt.

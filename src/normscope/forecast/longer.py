@@ -26,7 +26,9 @@ class LongerTrials(NamedTuple):
     note: str = ""
 
 
-def longer_trials(subject: Subject, config: Recipe, asked: int | None) -> LongerTrials:
+def longer_trials(
+    subject: Subject, config: Recipe, asked: int | None, *, is_script: bool = False
+) -> LongerTrials:
     """The longer trials of a ladder, of which the user asked for `asked` steps; None leaves it to us.
 
     A longer trial is then left out where it would go beyond the run, or repeat the user's batches: it would
@@ -46,16 +48,19 @@ def longer_trials(subject: Subject, config: Recipe, asked: int | None) -> Longer
     left = [steps for steps in wanted if steps <= min(longest, different)]
     note = ""
     if period is not None and different < max(wanted, default=0):
-        note = _too_few(period, min(set(wanted) - set(left)), config.accumulation)
+        note = _too_few(period, min(set(wanted) - set(left)), config.accumulation, is_script)
     return LongerTrials(REFINED_STEPS if REFINED_STEPS in left else 0, CRITERION_STEPS in left, note)
 
 
-def _too_few(period: int, steps: int, accumulation: int) -> str:
+def _too_few(period: int, steps: int, accumulation: int, is_script: bool) -> str:
     """Why no longer trial was made."""
     given = "the one batch" if period == 1 else f"the {period} batches"
+    place, more = "at hand", f"give {CRITERION_STEPS * accumulation}, or "
+    if is_script:  # it has as many as it has
+        place, more = "of the script's steps", ""
     return (
-        f"no trial of {steps} steps or more was made: it would repeat {given} at hand, which can be learnt "
-        f"by heart; give {CRITERION_STEPS * accumulation}, or ask for it with --refine {REFINED_STEPS}"
+        f"no trial of {steps} steps or more was made: it would repeat {given} {place}, which can be learnt "
+        f"by heart; {more}ask for it with --refine {REFINED_STEPS}"
     )
 
 
