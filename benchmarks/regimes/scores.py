@@ -10,6 +10,7 @@ listed.
 
 import argparse
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,12 @@ class Scored:
         trained = sum(run["seconds"] for run in runs) / len(runs) * STEPS / steps
         return float(self.cells[0].forecast["seconds"] / trained)
 
+    @property
+    def steps(self) -> float:
+        """Training steps of the longest trial of each rate, as a share of 300 for each."""
+        taken = sum(cell.forecast["curve"][-1]["step"] for cell in self.cells if cell.forecast["curve"])
+        return float(taken / STEPS / len(self.cells))
+
 
 def _largest(rates: Any) -> float:
     """The largest of learning rates; 0 without any."""
@@ -138,6 +145,7 @@ def figures(found: Sequence[Scored]) -> Record:
         "open": sum(cell.is_open for cell in settled),
         "largest rates": sum(ladder.largest_is_right for ladder in found),
         "cost": sum(ladder.cost for ladder in found) / max(1, len(found)),
+        "steps": statistics.median([ladder.steps for ladder in found] or [0.0]),
         "edge cells": len(edges),
         "sure": len(sure),
         "sure and right": sum((cell.truth == "trained") == ((cell.certainty or 0.0) > 0.5) for cell in sure),
@@ -182,7 +190,8 @@ def table(found: Sequence[Scored], incomplete: Sequence[str]) -> str:
         lines.append(
             f"{name}: {f['right']} of {f['cells']} cells right ({100 * low:.0f} to {100 * high:.0f} %), "
             f"{f['wrong']} wrong, {f['open']} open; largest learning rate within ×{NEAR:g} on "
-            f"{f['largest rates']} of {f['ladders']} ladders; cost {100 * f['cost']:.1f} % of {STEPS} steps; "
+            f"{f['largest rates']} of {f['ladders']} ladders; cost {100 * f['cost']:.1f} % of {STEPS} steps, "
+            f"{100 * f['steps']:.0f} % of their number (median); "
             f"{f['edge cells']} cells at the edge; sure {f['sure']}, of which right {f['sure and right']}; "
             f"sure at the edge {f['sure at the edge']}"
         )

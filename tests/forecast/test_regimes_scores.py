@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.regimes import forecasts, horizons, scores, stops
+from benchmarks.regimes import forecasts, horizons, limit, scores, stops
 from benchmarks.regimes.case import Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.feeds import digits
@@ -35,6 +35,7 @@ def said(
 ) -> list[dict[str, Any]]:
     return [
         {"case": name, "lr": lr, "outcome": OUTCOMES[key], "reason": "why", "seconds": 1.0, "certainty": sure}
+        | {"curve": []}
         for lr, key, sure in zip(RATES, outcomes, certainties, strict=True)
     ]
 
@@ -78,6 +79,37 @@ def test_the_cost_is_a_share_of_300_steps_of_a_run_of_any_length() -> None:
         runs = truth("a: x", ["111"] * 3, steps=steps)
         (found,), _ = scores.ladders(runs, said("a: x", "ttt"))
         assert found.cost == pytest.approx(cost)
+
+
+def test_the_share_of_the_steps_counts_the_longest_trial_of_each_rate() -> None:
+    rungs = said("a: x", "ttf")
+    for rung, steps in zip(rungs, (0, 36, 140), strict=True):
+        rung["curve"] = [{"step": step} for step in (0, steps) if steps]
+    (found,), _ = scores.ladders(truth("a: x", ["111", "111", "000"]), rungs)
+    assert found.steps == pytest.approx(176 / 900)
+    assert "20 % of their number (median)" in scores.table([found], [])
+
+
+@pytest.mark.parametrize(
+    ("trains", "edges", "without", "shared"),
+    [
+        (["111", "111", "000"], 0, "3 of 3 sure cells right; 0 of 0", "1 of 1 sure cells right; 0 of 0"),
+        (["111", "101", "000"], 1, "2 of 2 sure cells right; 1 of 1", "1 of 1 sure cells right; 0 of 1"),
+        (["101", "111", "111"], 0, "1 of 2 sure cells right; 1 of 1", "0 of 0 sure cells right; 1 of 1"),
+    ],
+)
+def test_the_rates_beside_the_limit_are_counted(
+    trains: list[str], edges: int, without: str, shared: str
+) -> None:
+    rungs = [
+        rung | {"optimizer": "adamw", "warmup": 0, "steps": 36, "unigram_entropy": 2.0, "score": 1.0}
+        for rung in said("a: x", "ttf", (0.97, 0.98, 0.02))
+    ]
+    assert limit.table(truth("a: x", trains), rungs).splitlines() == [
+        f"beside the limit of 1 ladders: 2 sure cells, {edges} of them at the edge",
+        f"without the share: {without} edge cells sure",
+        f"with the share: {shared} edge cells sure",
+    ]
 
 
 def test_a_ladder_with_two_replicas_is_left_out_and_named() -> None:
