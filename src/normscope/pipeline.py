@@ -293,8 +293,8 @@ def require_longer(refine: int | None, steps: int, *, tries_rates: bool) -> None
         raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
-def keep(run: Check, stop: KeyboardInterrupt) -> None:
-    """Keep the results that an interrupted trial had so far."""
+def keep(run: Check, stop: KeyboardInterrupt) -> bool:
+    """Keep the results that an interrupted trial had so far; False if it had none."""
     if isinstance(stop, ForecastInterrupted):
         run.forecast = stop.forecast
     elif isinstance(stop, LadderInterrupted):
@@ -302,6 +302,9 @@ def keep(run: Check, stop: KeyboardInterrupt) -> None:
         run.notes.extend(run.ladder.notes)
     elif isinstance(stop, RemediesInterrupted):
         run.remedies = stop.rescue
+    else:
+        return False
+    return True
 
 
 def _measure(run: Check, progress: Progress, reraise: bool) -> None:
@@ -412,8 +415,6 @@ def _repeats(run: Check) -> Iterator[str]:
 
 def _said(run: Check, ladder: LadderForecast) -> LadderForecast:
     """The ladder as the report has it."""
-    if run.refine is None:
-        return ladder
     return with_caveat(ladder, run.subject, run.config, run.refine, is_script=run.is_script)
 
 

@@ -1,5 +1,6 @@
 """`check --forecast -- COMMAND`: the script is followed for a whole run, whose batches longer trials take."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from normscope.capture import following, launch
 from normscope.capture.child import Stopped
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
-from normscope.forecast import LadderInterrupted
+from normscope.forecast import ForecastInterrupted, LadderInterrupted
 from normscope.report import Report
 from normscope.subjects import Run
 from normscope.train import CRITERION_STEPS, LiveOptimizers
@@ -183,6 +184,21 @@ def test_a_stop_in_a_longer_trial_keeps_the_short_ones(
     assert report.verdict == "interrupted"
     assert report.ladder is not None
     assert [rung.lr for rung in report.ladder.rungs] == list(RATES)
+
+
+def test_a_stop_in_the_trial_of_a_copy_keeps_its_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(check: Any, *rest: Any) -> None:
+        raise ForecastInterrupted(
+            dataclasses.replace(check.forecast, reason="that of the copy")
+        ) from Stopped()
+
+    monkeypatch.setattr(following, "try_others", stopped)
+    report = report_of(watched(tmp_path, monkeypatch, "25", refine=0))
+    assert report.verdict == "interrupted"
+    assert report.forecast is not None
+    assert report.forecast.reason == "that of the copy"
 
 
 def test_progress_within_a_stage_is_told_every_few_seconds(

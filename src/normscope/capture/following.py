@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
 from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
+from normscope.capture.counting import Counting
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
 from normscope.forecast import (
@@ -34,7 +35,7 @@ from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent
-from normscope.forecast.rule import EXTENSION, LONG
+from normscope.forecast.rule import EXTENSION, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, find_entropy, keep, look, try_others
 from normscope.probes import Budget, Spending
@@ -48,7 +49,6 @@ from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
 from normscope.train import LiveOptimizers, Recipe, UpdateRatio
 
-POLL_SECONDS = 0.05
 TOLD = 50
 """Steps between two lines on the progress, besides those after a measurement."""
 SHARE = 0.1
@@ -56,47 +56,6 @@ SHARE = 0.1
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
 Paused = Callable[[], AbstractContextManager[None]]
 UNRECORDED = "the loss is not that of one forward of the model alone, computed by PyTorch's functions"
-
-
-class Counting:
-    """A process that does not report: it takes as many steps as the one that does, and ends with it.
-
-    Attributes:
-        num_blind: optimizer steps of which no forward was recorded; they are not counted as steps.
-    """
-
-    def __init__(self, model: nn.Module, folder: Folder, settings: Settings) -> None:
-        self.model, self.folder = model, folder
-        self.step, self.last = 0, settings.followed
-        self.num_blind = 0
-
-    def before_step(self, forwards: Sequence[Forward]) -> None:
-        """A step is about to be taken."""
-
-    def also_steps_on(self, loss: Tensor) -> None:
-        """A part of the step that has begun is on another loss of the same forwards.
-
-        Args:
-            loss: its mean over them, or the part of one forward in that mean.
-        """
-
-    def after_step(self, *, skipped: float) -> bool:
-        """A step was taken; True if it was the last.
-
-        Args:
-            skipped: share of the optimizers whose step a loss scaler skipped.
-        """
-        self.step += 1
-        if self.step < self.last:
-            return False
-        while not self.folder.told("done"):
-            if self.folder.told("more") and self.step < self.last + EXTENSION:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
-    def finish(self) -> None:
-        """The process that reports has done so."""
 
 
 class Following(Counting):
@@ -121,7 +80,6 @@ class Following(Counting):
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
         self.ended = ""
-        self._is_ended = False
         self._num_skipped = self._num_partly_skipped = 0
         self._ratio: UpdateRatio | None = None
         self._gradients: dict[str, float] = {}
@@ -188,7 +146,7 @@ class Following(Counting):
         self.folder.count(self.step)
         if self._is_measured(self.step) or self.step % TOLD == 0:
             self._tell(f"step {self.step} of {self.last}: loss {self._last_loss:.4g}", 0)
-        if self.step == self.settings.followed and self.last == self.step and self._trial.decision.in_doubt:
+        if self.step == self.settings.followed and self.last == self.step and self._decision.in_doubt:
             self.last += EXTENSION
             self.folder.tell("more")
         return is_over or self.step >= self.last
@@ -198,9 +156,8 @@ class Following(Counting):
         with self._apart():
             is_whole = self.step in (self.settings.steps, self.last)
             if not is_whole:  # the gradients of batches are compared at the last step
-                self._is_ended = True
                 before = self.curve.pop() if self.curve[-1].step == self.step else None
-                self._measure()
+                self._measure(max(1, self.step))
                 if before is not None:
                     self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
@@ -227,9 +184,8 @@ class Following(Counting):
     def store_so_far(self, stop: KeyboardInterrupt | None = None) -> None:
         """Store the report of a check that ends here, if it is interrupted; `stop` may hold results."""
         if self._check is not None:
-            if stop is not None:
-                keep(self._check, stop)
-            if self.losses and self.curve:
+            is_kept = stop is not None and keep(self._check, stop)
+            if not is_kept and self.losses and self.curve:
                 self._check.forecast, self._check.config = self._forecast(), self._recipe()
             self._check.interrupted = True
             self.folder.write_report(self._check.report())
@@ -355,11 +311,14 @@ class Following(Counting):
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
 
-    @property
-    def _trial(self) -> WatchedTrial:
-        recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=self._num_steps)
+    def _trial(self, num_steps: int) -> WatchedTrial:
+        recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
         return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states)
+
+    @property
+    def _decision(self) -> Decision:
+        return self._trial(self._num_steps).decision
 
     @functools.cached_property
     def _states(self) -> HiddenStates:
@@ -371,8 +330,6 @@ class Following(Counting):
 
         It is a short trial first, and goes on as a whole one where the script is followed for longer.
         """
-        if self._is_ended:
-            return max(1, self.step)
         whole = self.settings.followed
         parts = (self.settings.steps, min(LONG, whole))
         return next((steps for steps in parts if steps >= self.step), whole)
@@ -398,7 +355,9 @@ class Following(Counting):
         steps, followed = self.settings.steps, self.settings.followed
         return step in {*measured_steps(steps), *measured_steps(followed), steps} or step >= followed
 
-    def _measure(self) -> None:
+    def _measure(self, num_steps: int | None = None) -> None:
+        """Measure the model, in a trial of so many steps; None takes `_num_steps`."""
+        num_steps = num_steps or self._num_steps
         ratio = self._ratio.after() if self._ratio is not None else None
         self._ratio = None
         diversity: dict[str, float] = {}
@@ -406,7 +365,7 @@ class Following(Counting):
             try:
                 if self.check.subject.loss_fn is not None:
                     with untouched(self.model):
-                        self._trial.measure(self.step, self.losses, ratio, self._gradients)
+                        self._trial(num_steps).measure(self.step, self.losses, ratio, self._gradients)
                     return
                 diversity = self._diversity()
             except CommunicationError as error:
@@ -421,7 +380,7 @@ class Following(Counting):
                 diversity=diversity,
                 update_ratio=ratio,
                 gradients=self._gradients,
-                recent_loss=mean_recent(self.losses, self._num_steps),
+                recent_loss=mean_recent(self.losses, num_steps),
             )
         )
 
@@ -432,7 +391,7 @@ class Following(Counting):
             return Evaluator(subject, self.check.anatomy, self.model, self._states).state()[1]
 
     def _forecast(self) -> Forecast:
-        decision = self._trial.decision
+        decision = self._decision
         if self._is_short and decision.outcome not in ("diverges", "collapses"):
             decision = dataclasses.replace(decision, outcome="not measured", reason=self._ended)
         counts = Counter(type(optimizer).__name__ for optimizer in self.run.optimizers)

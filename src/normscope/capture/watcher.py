@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from normscope.capture.child import abandon
+from normscope.capture.counting import Counting
 from normscope.capture.folder import Folder, Settings
-from normscope.capture.following import Counting, Following, following
+from normscope.capture.following import Following, following
 from normscope.errors import UsageError, describe
 from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,8 +102,8 @@ def forecast_ladder(
 
 def _longer(rung: Forecast, seen: Forecast) -> Forecast:
     """`seen` with what only the rung knows, if both are of the same run and `seen` has more steps."""
-    is_same = math.isclose(rung.lr, seen.lr, rel_tol=1e-6) and rung.warmup == seen.warmup
-    if not is_same or rung.last_step >= seen.last_step or seen.outcome == "not measured":
+    is_longer = rung.is_of_run(seen) and seen.last_step > rung.last_step
+    if not is_longer or seen.outcome == "not measured":
         return rung
     return dataclasses.replace(seen, lr=rung.lr, hidden=rung.hidden, divergence=rung.divergence)
 

@@ -65,7 +65,7 @@ def _too_few(period: int, steps: int, accumulation: int, is_script: bool) -> str
 
 
 def with_caveat(
-    ladder: LadderForecast, subject: Subject, config: Recipe, asked: int, *, is_script: bool = False
+    ladder: LadderForecast, subject: Subject, config: Recipe, asked: int | None, *, is_script: bool = False
 ) -> LadderForecast:
     """The ladder, whose rate to use says so where it rests on short trials alone because that was asked for.
 
@@ -73,7 +73,7 @@ def with_caveat(
     (`is_script`) is followed for more steps if longer trials need its batches.
     """
     steps = asked or max(config.steps, LADDER_STEPS)
-    if ladder.best is None or ladder.best.rate is None or steps > LONG:
+    if asked is None or ladder.best is None or ladder.best.rate is None or steps > LONG:
         return ladder
     caveat = f"from trials of {steps} steps alone: less certain"
     is_short = (config.run_steps or CRITERION_STEPS) < REFINED_STEPS

@@ -1,5 +1,6 @@
 """Types of a forecast of a run from a few training steps."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -127,6 +128,10 @@ class Forecast:
             return self.warmup
         return max(1, self.steps // 2) if self.outcome == "needs-warmup" else 0
 
+    def is_of_run(self, other: "Forecast") -> bool:
+        """Whether both forecast one run: the same learning rate and warm-up."""
+        return math.isclose(self.lr, other.lr, rel_tol=1e-6) and self.warmup == other.warmup
+
     @property
     def is_sure(self) -> bool:
         """Whether the forecast is sure, that the run trains or that it does not."""
@@ -239,8 +244,7 @@ class LadderForecast:
 
     def same_run(self, forecast: Forecast) -> Forecast | None:
         """The rung of the run of `forecast`; None without one."""
-        run = (forecast.lr, forecast.warmup)
-        return next((rung for rung in self.rungs if (rung.lr, rung.warmup) == run), None)
+        return next((rung for rung in self.rungs if rung.is_of_run(forecast)), None)
 
     def longest(self, trial: Forecast) -> Forecast:
         """The longer one of `trial` and the rung of the same run: the one that a verdict rests on."""
