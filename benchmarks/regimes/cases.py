@@ -109,6 +109,11 @@ TOKENS = cases_of_text(
             ("qwen3 5 48 v2048", causal("qwen3", **llama(5, 48), head_dim=16), "solvers", 2048, "adamw"),
             ("deepnorm 7 48 v4096 tied", decoder("deepnorm", 7, 48, tie=True), "solvers", 4096, "adam"),
         ],
+        "confirm-2": [
+            ("res-post 7 48 v2048", decoder("res-post", 7, 48), "learners", 2048, "adamw"),
+            ("llama 6 48 v512", causal("llama", **llama(6, 48)), "learners", 512, "adam"),
+            ("post 5 32 v8192 tied", decoder("post", 5, 32, tie=True), "learners", 8192, "adamw"),
+        ],
     },
 )
 
@@ -160,6 +165,10 @@ MASKED = cases_of_text(
             ("post 8 32 bytes", encoder("post", 8, 32), "solvers", 256, "adamw"),
             ("pre-no-final 5 48 v512", encoder("pre-no-final", 5, 48), "solvers", 512, "adam"),
         ],
+        "confirm-2": [
+            ("bert 6 48 v1024", bert_like("bert", 6, 48), "learners", 1024, "adamw"),
+            ("deepnorm 6 48 bytes", encoder("deepnorm", 6, 48), "learners", 256, "adam"),
+        ],
     },
 )
 
@@ -206,6 +215,10 @@ PAIRS = cases_of_text(
             ("blenderbot-small 4 48 v512", bart("blenderbot-small", 4, 48), "solvers", 512, "adamw"),
             ("umt5 3 48 bytes", t5("umt5", 3, 48), "solvers", 256, "adamw"),
             ("res-post 4 32 bytes", encoder_decoder("res-post", 4, 32), "solvers", 256, "adam"),
+        ],
+        "confirm-2": [
+            ("pre 3 48 v1024", encoder_decoder("pre", 3, 48), "learners", 1024, "adamw"),
+            ("marian 4 48 bytes", bart("marian", 4, 48), "learners", 256, "adamw"),
         ],
     },
 )
@@ -262,6 +275,24 @@ VISION = cases_of(
             ("sub-ln 8 48", vision("sub-ln", 8, 48, 16, 4), digits("noisy", "images"), "adamw"),
             ("deepnorm 6 32", vision("deepnorm", 6, 32, 16, 4), digits("noisy", "images"), "adam"),
         ],
+        "confirm-2": [
+            ("post 6 48 photographs", vision("post", 6, 48, 16, 4), digits("photographs", "images"), "adamw"),
+            ("pre 9 32 photographs", vision("pre", 9, 32, 16, 4), digits("photographs", "images"), "adam"),
+            (
+                "vit 5 48 photographs",
+                vit("vit", 5, 48, 16, 4),
+                digits("photographs", "pixel_values"),
+                "adamw",
+            ),
+            (
+                "deepnorm 8 48 gratings",
+                vision("deepnorm", 8, 48, 16, 4),
+                digits("gratings", "images"),
+                "adamw",
+            ),
+            ("peri 6 32 gratings", vision("peri", 6, 32, 16, 4), digits("gratings", "images"), "adam"),
+            ("keel 8 32", vision("keel", 8, 32, 16, 4), digits("noisy", "images"), "adamw"),
+        ],
     },
 )
 
@@ -301,6 +332,13 @@ SERIES = cases_of(
             ("post 9 32", block_series("post", 9, 32, last=False), series("convection"), "adam"),
             ("sub-ln 6 48", block_series("sub-ln", 6, 48, last=True), series("convection"), "adamw"),
             ("plain post 4 48", plain_series(4, 48, norm_first=False), series("convection"), "adamw"),
+        ],
+        "confirm-2": [
+            ("plain post 6 48", plain_series(6, 48, norm_first=False), series("switching"), "adamw"),
+            ("plain pre 5 48", plain_series(5, 48, norm_first=True), series("switching"), "adam"),
+            ("post 5 32", block_series("post", 5, 32, last=True), series("switching"), "adamw"),
+            ("deepnorm 7 48", block_series("deepnorm", 7, 48, last=False), series("switching"), "adamw"),
+            ("keel 8 32", block_series("keel", 8, 32, last=True), series("switching"), "adam"),
         ],
     },
 )

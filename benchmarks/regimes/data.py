@@ -30,6 +30,7 @@ _IN_PACKAGES = {
     "modules": ("torch", "torch/nn/modules/"),
     "arrays": ("numpy", r"^numpy/.*\.py$"),
     "solvers": ("scipy", r"^scipy/.*\.py$"),
+    "learners": ("scikit-learn", r"^sklearn/.*\.py$"),
 }
 """Texts of installed packages: the package, and the pattern of its files' paths."""
 _SERIES = 40_000
@@ -40,7 +41,7 @@ def text(name: str) -> str:
     """A text: "library" (the standard library's source), "help" (its help topics), "licences" and others.
 
     "licences" of its parts and "modules", the source of its modules, are in the package of PyTorch; "arrays"
-    is NumPy's source, "solvers" SciPy's.
+    is NumPy's source, "solvers" SciPy's, "learners" scikit-learn's.
     """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":
@@ -121,10 +122,12 @@ def digits(kind: str) -> tuple[Tensor, Tensor]:
     """Images (N, 1, H, W) with mean 0 and variance 1, and their classes (N,).
 
     "plain" are scikit-learn's digits; "noisy" are turned by a quarter, twice as large, with noise of the
-    same variance. "gratings" are no digits, see `_gratings`.
+    same variance. "gratings" and "photographs" are no digits, see `_gratings` and `_photographs`.
     """
     if kind == "gratings":
         return _gratings()
+    if kind == "photographs":
+        return _photographs()
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -154,6 +157,25 @@ def _gratings() -> tuple[Tensor, Tensor]:
     return (pixels - pixels.mean()) / pixels.std(), classes
 
 
+def _photographs() -> tuple[Tensor, Tensor]:
+    """Grey pieces (3000, 1, 16, 16) of scikit-learn's two photographs, at half their size, and the classes.
+
+    A class is one of three vertical strips of one photograph.
+    """
+    from sklearn.datasets import load_sample_images
+
+    generator = torch.Generator().manual_seed(3)
+    photographs = torch.stack([torch.from_numpy(found.copy()) for found in load_sample_images().images])
+    grey = F.avg_pool2d(photographs.float().mean(-1)[:, None], 2)[:, 0]
+    classes = torch.randint(6, (3000,), generator=generator)
+    width = grey.shape[2] // 3
+    tops = torch.randint(grey.shape[1] - 15, classes.shape, generator=generator)
+    lefts = torch.randint(width - 15, classes.shape, generator=generator) + width * (classes % 3)
+    places = zip((classes // 3).tolist(), tops.tolist(), lefts.tolist(), strict=True)
+    pixels = torch.stack([grey[k, top : top + 16, left : left + 16] for k, top, left in places])[:, None]
+    return (pixels - pixels.mean()) / pixels.std(), classes
+
+
 def images(kind: str, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless images (B, 1, H, W) and classes (B,)."""
     pixels, classes = digits(kind)
@@ -169,7 +191,8 @@ def series_of(kind: str) -> np.ndarray:
 
     "waves" are three sinusoids with a slow change of phase and autoregressive noise; "chaos" is the
     Mackey–Glass equation with a delay of 17, sampled every 6 of its units, and observed with 5 % noise;
-    "convection" is the first of Lorenz' three values, sampled every 0.06 of his units, with 10 % noise.
+    "convection" is the first of Lorenz' three values, sampled every 0.06 of his units, with 10 % noise;
+    "switching" is an autoregression that changes between a slow and a fast oscillation every 50 values or so.
     """
     generator = np.random.default_rng(7)
     if kind == "waves":
@@ -181,6 +204,8 @@ def series_of(kind: str) -> np.ndarray:
         for i in range(1, _SERIES):
             noise[i] = 0.8 * noise[i - 1] + shocks[i]
         values = values + noise
+    elif kind == "switching":
+        values = _switching(generator)
     elif kind == "convection":
         values = _convection(_SERIES)
         values = values + generator.normal(0, 0.1 * values.std(), _SERIES)
@@ -192,6 +217,16 @@ def series_of(kind: str) -> np.ndarray:
         values = values[100::every][:_SERIES]
         values = values + generator.normal(0, 0.05 * values.std(), _SERIES)
     return (values - values.mean()) / values.std()
+
+
+def _switching(generator: np.random.Generator) -> np.ndarray:
+    """A series (N,) of poles of radius 0.98 at angles of 0.25 or 1.1, with changes of probability 0.02."""
+    values, shocks = np.zeros(_SERIES), generator.normal(0, 1, _SERIES)
+    fast = np.cumsum(generator.random(_SERIES) < 0.02) % 2
+    for i in range(2, _SERIES):
+        angle = 1.1 if fast[i] else 0.25
+        values[i] = 2 * 0.98 * math.cos(angle) * values[i - 1] - 0.98**2 * values[i - 2] + shocks[i]
+    return values
 
 
 def _convection(number: int, every: int = 12, step: float = 0.005) -> np.ndarray:

@@ -87,6 +87,10 @@ HALF = [
                 ("gpt-neox 5 48", causal("gpt_neox", **sizes(5, 48)), "solvers", 256, "adamw"),
                 ("post 5 48 v512", decoder("post", 5, 48), "solvers", 512, "adam"),
             ],
+            "confirm-2": [
+                ("sub-ln 7 48 v512", decoder("sub-ln", 7, 48), "learners", 512, "adamw"),
+                ("gpt2 4 64", causal("gpt2", n_layer=4, n_embd=64, n_head=4), "learners", 256, "adamw"),
+            ],
         },
     )
 ]
@@ -172,6 +176,15 @@ EXPERTS = cases_of_text(
                 "adamw",
             ),
             ("mamba 5 32", causal("mamba", **_MAMBA | {"num_hidden_layers": 5}), "solvers", 256, "adamw"),
+        ],
+        "confirm-2": [
+            (
+                "olmoe 3 48",
+                causal("olmoe", **llama(3, 48), num_experts=4, num_experts_per_tok=2),
+                "learners",
+                256,
+                "adamw",
+            ),
         ],
     },
 )

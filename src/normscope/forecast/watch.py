@@ -15,7 +15,7 @@ from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.kept import KeptTrial, kept_trials, side_by_side
 from normscope.forecast.recent import mean_recent
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import DEAD, EXTENSION, TRANSIENT, Decision, decide, last_diversity
+from normscope.forecast.rule import DEAD, EXTENSION, LONG, TRANSIENT, Decision, decide, last_diversity
 from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
@@ -216,7 +216,8 @@ def _watched(
 ) -> list[Decision] | None:
     """Step `trials` to their end, and `EXTENSION` steps more where in doubt; measure between steps.
 
-    Of several trials, those that are decided half-way stop there; `brief` ones are decided there.
+    Of several trials, those that are decided half-way stop there; `brief` ones are decided there. Trials
+    longer than `LONG` steps go on: they are compared at their ends, and what has learnt soonest may be best.
     """
     new = [watch for watch in watches if not watch.curve]
     for watch in new[:1]:
@@ -224,7 +225,7 @@ def _watched(
     for watch in new[1:]:  # the copies are alike before the first step
         watch.curve.append(new[0].curve[0])
     steps = watches[0].config.steps
-    stops = (brief or len(watches) > 1) and steps // 2 >= EARLIEST
+    stops = (brief or (len(watches) > 1 and steps <= LONG)) and steps // 2 >= EARLIEST
     for last in (steps // 2 if stops else steps, steps, steps + EXTENSION):
         while trials.step < last and trials.live:
             checkpoint()
