@@ -34,6 +34,7 @@ class Case:
             rates in doubt were tried over a whole run; "confirm" if it was fixed after every rule was, to
             confirm their figures; "confirm-2" for the same when longer trials had come to go on to their end.
         steps: length of a run.
+        schedule: of the learning rate over the run, see `Recipe`.
         precision: of a run, see `Recipe`.
     """
 
@@ -45,6 +46,7 @@ class Case:
     seed: int
     part: str
     steps: int = STEPS
+    schedule: str = "constant"
     precision: str = "float32"
 
     def subject(self, seed: int) -> Subject:
@@ -55,7 +57,12 @@ class Case:
     def recipe(self, rate: float, seed: int) -> Recipe:
         """The settings of a run at a learning rate."""
         return Recipe(
-            optimizer=self.optimizer, lr=rate, seed=seed, steps=self.steps, precision=self.precision
+            optimizer=self.optimizer,
+            lr=rate,
+            schedule=self.schedule,
+            seed=seed,
+            steps=self.steps,
+            precision=self.precision,
         )
 
     def trains(self, last_loss: float, baseline: float) -> bool:

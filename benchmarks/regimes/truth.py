@@ -1,10 +1,12 @@
 """Train the ladders of the regimes, three replicas a cell, and keep the results.
 
     python -m benchmarks.regimes.truth FILE [--regime NAME …] [--part PART …] [--only WORD] [--alone]
+                                            [--steps N] [--schedule cosine] [--replicas N]
 
 One line of JSON is one run; an interrupted run of this command is continued. `truth.jsonl` beside this file
 has what was trained so far. Replica 0 and 1 have seeds of their own, for weights and batches. Replica 2 is
 replica 0 with each weight changed by one part in a million: what differs between these two hangs on rounding.
+Runs of another length or schedule belong into files of their own, see `benchmarks.regimes.carried_over`.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import itertools
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,8 @@ def runs(case: Case, replica: int, *, alone: bool = False) -> list[dict[str, Any
             "case": f"{case.regime}: {case.name}",
             "replica": replica,
             "lr": rate,
+            "steps": case.steps,
+            "schedule": case.schedule,
             "baseline": round(baseline, 4),
             "last": rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
             "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
@@ -74,13 +79,20 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", default=[])
     parser.add_argument("--only", default="", help="part of the names of ladders")
     parser.add_argument("--alone", action="store_true", help="each learning rate alone, not as a stack")
+    parser.add_argument("--steps", type=int, help="length of a run, instead of the case's")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
     options = parser.parse_args()
     assert LAST < EVERY + 1
     torch.set_num_threads(1)
     known = {(row["case"], row["replica"]) for row in records_of(options.file)}
     named = [c for c in CASES if c.regime in (options.regime or REGIMES) and options.only in c.name]
-    wanted = [c for c in named if c.part in (options.part or PARTS)]
-    for replica, case in itertools.product(range(REPLICAS), wanted):  # every ladder once, then again
+    wanted = [
+        replace(case, steps=options.steps or case.steps, schedule=options.schedule)
+        for case in named
+        if case.part in (options.part or PARTS)
+    ]
+    for replica, case in itertools.product(range(options.replicas), wanted):  # every ladder once, then again
         if (f"{case.regime}: {case.name}", replica) in known:
             continue
         found = runs(case, replica, alone=options.alone)
