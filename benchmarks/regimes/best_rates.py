@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.process import records_of, wilson
 from benchmarks.regimes.case import STEPS
 from benchmarks.regimes.judged import forecast_of
@@ -49,22 +51,29 @@ class Named:
     @property
     def excess(self) -> float | None:
         """Share of the fall that is lost at the named rate; None without one."""
-        means = [
-            (math.log(cell.forecast["lr"]), statistics.fmean(run["last"] for run in cell.runs))
+        means = {
+            cell.forecast["lr"]: statistics.fmean(run["last"] for run in cell.runs)
             for cell in self.ladder.cells
             if all(run["last"] is not None for run in cell.runs)
-        ]
-        lowest = min(loss for _, loss in means)
+        }
         if self.said.rate is None:
             return None
-        place = math.log(self.said.rate)
-        below = [each for each in means if each[0] <= place + 1e-9][-1:]
-        above = [each for each in means if each[0] >= place - 1e-9][:1]
-        if not below or not above:
-            return None
-        (left, low), (right, high) = *below, *above
-        loss = low if right <= left else low + (high - low) * (place - left) / (right - left)
-        return (loss - lowest) / (self.ladder.cells[0].runs[0]["baseline"] - lowest)
+        return share_lost(self.said.rate, means, self.ladder.cells[0].runs[0]["baseline"])
+
+
+def share_lost(rate: float, losses: Mapping[float, float], baseline: float) -> float | None:
+    """Share of the fall from `baseline` to the lowest loss that is lost at a rate; None outside the rates.
+
+    Args:
+        losses: learning rate → last loss, in ascending order. Between two rates it is interpolated in their
+            logarithms.
+    """
+    place, rates = math.log(rate), [math.log(each) for each in losses]
+    if not rates[0] - 1e-9 <= place <= rates[-1] + 1e-9:
+        return None
+    loss = float(np.interp(place, rates, list(losses.values())))
+    lowest = min(losses.values())
+    return (loss - lowest) / (baseline - lowest)
 
 
 def named(ladder: Scored) -> Named:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.regimes import forecasts, horizons, limit, scores, stops
+from benchmarks.regimes import carried_over, forecasts, horizons, limit, scores, stops
+from benchmarks.regimes.best_rates import share_lost
 from benchmarks.regimes.case import Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.feeds import digits
@@ -250,6 +251,37 @@ def stored(lr: float, *losses: float, **more: Any) -> dict[str, Any]:
     settings = {"optimizer": "adam", "warmup": 0, "steps": 36, "unigram_entropy": 3.0}
     said = {"outcome": "trains", "reason": "why", "score": 1.0, "certainty": None, "seconds": 1.0}
     return {"case": "a: x", "lr": lr, "curve": curve} | settings | said | more
+
+
+def _ended(
+    name: str, lasts: list[float | None], steps: int = 300, early: tuple[float, ...] = ()
+) -> list[Any]:
+    """Runs of one replica with these last losses, and `early` ones after 300 steps."""
+    runs = truth(name, ["1" if last and last < 1.9 else "0" for last in lasts], replicas=1, steps=steps)
+    for run, last, loss in itertools.zip_longest(runs, lasts, early):
+        run |= {"last": last, "curve": [2.0] * 14 + [loss or last] + [last] * (steps // 20 - 15)}
+    return runs
+
+
+def test_the_share_lost_is_interpolated_between_rates() -> None:
+    losses = {1e-4: 1.5, 1e-2: 1.0}
+    assert share_lost(1e-2, losses, 2.0) == pytest.approx(0)
+    assert share_lost(1e-3, losses, 2.0) == pytest.approx(0.25)
+    assert share_lost(2e-2, losses, 2.0) is None
+
+
+def test_a_rate_is_carried_over_to_longer_runs_and_to_others() -> None:
+    runs = _ended("long: x", [1.5, 1.2, 1.4], steps=1000, early=(1.9, 1.7, 1.6)) + _ended(
+        "a: x", [1.5, 1.2, 1.4]
+    )
+    (found,) = carried_over.of_longer_runs(runs)
+    assert (found.rate, found.best, found.is_near) == (1e-2, 1e-3, False)
+    assert found.lost == pytest.approx(0.2 / 0.8)
+    others = _ended("a: x", [1.2, 1.5, None]) + _ended("a: y", [1.2, 1.5, 1.9])
+    (found,) = carried_over.of_others(carried_over.best_of(runs[3:]), others)
+    assert (found.rate, found.best) == (1e-3, 1e-4)
+    assert "within ×2 on 0 of 1" in carried_over.table([found])
+    assert not carried_over.of_others({"a: x": 1e-3}, _ended("a: x", [2.0, 1.95, None])), "none trains"
 
 
 def test_the_report_of_the_early_stops_has_untried_rungs() -> None:
