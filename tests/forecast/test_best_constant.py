@@ -13,6 +13,7 @@ import normscope
 from normscope.forecast import (
     NoTargetsError,
     UnknownEntropyError,
+    baseline,
     best_constant,
     targets_entropy,
     with_baseline,
@@ -70,6 +71,21 @@ def test_it_is_the_loss_of_the_best_constant(name: str, factor: float) -> None:
     function, expected = LOSSES[name]
     found = best_constant(subject_of(loss_of(function, factor)))
     assert found == pytest.approx(factor * float(expected(drawn())), rel=5e-3)
+
+
+def bursts() -> Iterator[dict[str, Any]]:
+    """Targets that are twice as large in one batch of 16, as in a series with bursts."""
+    for number, batch in enumerate(pieces()):
+        size = 2 if number % 16 == 0 else 1
+        yield batch | {LOSS_INPUTS: (size * (batch[LOSS_INPUTS][0] - MEANS),)}
+
+
+def test_more_batches_are_read_where_their_losses_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(loss_of(F.mse_loss), bursts())
+    assert best_constant(subject) == pytest.approx(float(SPREADS.square().mean()) * (15 + 4) / 16, rel=0.1)
+    monkeypatch.setattr(baseline, "NUMBERS_OF_BATCHES", (64,))
+    with pytest.raises(UnknownEntropyError, match="64 batches show the loss"):
+        best_constant(subject_of(loss_of(F.mse_loss), bursts()))
 
 
 def test_places_that_do_not_count_are_left_out() -> None:

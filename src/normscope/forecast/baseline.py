@@ -20,8 +20,10 @@ from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
 from normscope.train import endless
 
-FEWEST, MOST_BATCHES = 8, 64
-"""Batches from which the constant is found."""
+FEWEST = 8
+"""Batches from which the constant can be found."""
+NUMBERS_OF_BATCHES = (64, 256, 1024)
+"""Numbers of batches that are read, until the loss of the constant is known to `LARGEST_SHARE`."""
 MOST_VALUES = 2**22
 """Values of the output, over all batches, from which no further batch is read."""
 WIDEST = 4096
@@ -43,10 +45,20 @@ def best_constant(subject: Subject) -> float:
     """
     with measuring(subject.model):
         at, width = _losses_of(subject)
-    batches = list(_batches(subject))
-    if len(batches) < FEWEST:
-        raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
     constant = torch.zeros(width, requires_grad=True)
+    for batches in _samples(subject):
+        if len(batches) < FEWEST:
+            raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
+        losses = _least_losses(at, constant, batches)
+        if _is_known(losses):
+            break
+    return _value(losses)
+
+
+def _least_losses(
+    at: Callable[[Tensor, Batch], Tensor], constant: Tensor, batches: Sequence[Batch]
+) -> Tensor:
+    """The losses (N,) of N batches at the constant with the least mean, which `constant` (D,) becomes."""
     search = torch.optim.LBFGS([constant], max_iter=50, line_search_fn="strong_wolfe")
 
     def mean() -> Tensor:
@@ -57,8 +69,17 @@ def best_constant(subject: Subject) -> float:
 
     search.step(mean)
     with torch.no_grad():
-        losses = torch.stack([at(constant, batch) for batch in batches]).double()
-    return _value(losses)
+        return torch.stack([at(constant, batch) for batch in batches]).double()
+
+
+def _share_of_error(losses: Tensor) -> float:
+    """Half the 95 % interval of the mean of losses (N,), as a share of the mean."""
+    return 2 * float(losses.std()) / math.sqrt(len(losses)) / float(losses.mean())
+
+
+def _is_known(losses: Tensor) -> bool:
+    """Whether more batches would not change what `_value` says of these losses (N,)."""
+    return not float(losses.mean()) > 0 or _share_of_error(losses) <= LARGEST_SHARE
 
 
 def _value(losses: Tensor) -> float:
@@ -66,7 +87,7 @@ def _value(losses: Tensor) -> float:
     value = float(losses.mean())
     if not (math.isfinite(value) and value > 0):
         raise UnknownEntropyError(f"the best constant output has a loss of {value:.3g}, expected one above 0")
-    error = 2 * float(losses.std()) / math.sqrt(len(losses)) / value
+    error = _share_of_error(losses)
     if error > LARGEST_SHARE:
         raise UnknownEntropyError(
             f"{len(losses)} batches show the loss of the best constant output only to {100 * error:.0f} %, "
@@ -113,15 +134,21 @@ def _is_of_softmax(gradient: Tensor) -> bool:
     return gradient.shape[-1] > 1 and bool((sums <= _SUM * sizes).all()) and bool(sizes.any())
 
 
-def _batches(subject: Subject) -> Iterator[Batch]:
-    """The first batches, as long as they do not repeat; without those of another shape than the first."""
-    first, values = _shapes(subject.batch), 0
-    for number, batch in enumerate(itertools.islice(endless(subject.batches), MOST_BATCHES)):
+def _samples(subject: Subject) -> Iterator[list[Batch]]:
+    """The first batches, for each of `NUMBERS_OF_BATCHES` read, or until they repeat.
+
+    Those of another shape than the first are left out.
+    """
+    first, found, values = _shapes(subject.batch), list[Batch](), 0
+    for number, batch in enumerate(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[-1])):
         if (number and same(batch, subject.batch)) or values > MOST_VALUES:
-            return
+            break
+        if number in NUMBERS_OF_BATCHES:
+            yield found
         if _shapes(batch) == first:
             values += max((tensor.numel() for tensor in tensors_in(batch)), default=0)
-            yield batch
+            found.append(batch)
+    yield found
 
 
 def _shapes(batch: Any) -> Sequence[torch.Size]:
