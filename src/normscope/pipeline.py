@@ -29,6 +29,7 @@ from normscope.forecast import (
     with_caveat,
 )
 from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS
+from normscope.forecast.one_rate import unless_noise
 from normscope.interrupts import only_once
 from normscope.probes import (
     PROBES,
@@ -44,6 +45,7 @@ from normscope.probes import (
     settled_batch_norms,
 )
 from normscope.probes.quantisation import formats_to_round
+from normscope.recording.calls import Forwards
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
@@ -350,7 +352,10 @@ def find_entropy(run: Check) -> None:
     if run.config.steps == 0 or not lacks_baseline(run.subject):
         return
     with timed(run.cost, "targets"):
-        run.subject, notes = with_baseline(run.subject)
+        batches = run.subject.batches
+        kept = len(batches) if isinstance(batches, Forwards) else None  # a script's own steps had all of them
+        taken = run.config.steps * run.config.accumulation if kept is None else kept
+        run.subject, notes = with_baseline(run.subject, taken)
         run.notes.extend(notes)
 
 
@@ -385,7 +390,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 again=again,
                 refine=longer.refine,
                 whole=longer.whole,
-                seen=run.forecast if run.is_script else None,
+                seen=unless_noise(run.forecast, run.subject, run.config) if run.is_script else None,
             )
             run.ladder = _said(run, ladder)
         run.notes.extend(run.ladder.notes)

@@ -235,6 +235,50 @@ def test_a_masked_model_is_not_said_to_train_before_it_is_under_the_entropy(
     assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden=True).outcome == "trains"
 
 
+@pytest.mark.parametrize("baseline", [3.0, None])
+@pytest.mark.parametrize("fall", [0.9, 1.5])
+def test_ids_that_look_random_are_undecided_without_a_loss_under_their_entropy(
+    fall: float, baseline: float | None
+) -> None:
+    measured = paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT))
+    found = decide(measured, baseline, hidden="random")
+    assert decide(measured, baseline).outcome in ("slow", "trains")
+    assert (found.outcome, found.score) == ("undecided", None)
+    assert (
+        f"below {'that of equally likely ids' if baseline is None else 'the unigram entropy, 3,'}"
+        in found.reason
+    )
+    assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden="random").outcome == "trains"
+    assert decide(paced(2.0, 0.1, -0.5), None, hidden="random").outcome == "undecided"
+
+
+def test_a_number_that_is_predicted_from_ids_that_look_random_is_judged_as_any_other() -> None:
+    measured = paced(2.4, 2.0, 2.0 * math.exp(-1.5 * 20 / TIME_CONSTANT))
+    assert decide(measured, 2.0, unit=2.0, hidden="random") == decide(measured, 2.0, unit=2.0)
+
+
+@pytest.mark.parametrize(
+    ("last", "half", "diversity", "outcome"),
+    [
+        (2.8, 3.0, 0.1, "trains"),
+        (3.0, 3.0, 0.1, "undecided"),  # at the entropy, where noise stays
+        (3.5, 5.0, 0.1, "undecided"),
+        (3.0, 3.0, 1e-11, "collapses"),
+    ],
+)
+def test_a_whole_run_on_ids_that_look_random_fails_by_a_collapse_alone(
+    last: float, half: float, diversity: float, outcome: str
+) -> None:
+    measured = whole_run(last, half, diversity=diversity)
+    assert decide(measured, 3.0, hidden="random").outcome == outcome
+
+
+def test_a_model_without_a_stack_is_not_stuck_at_the_entropy_of_random_ids() -> None:
+    states = [ForecastStep(step, loss, loss, {}) for step, loss in [(0, 5.9), (60, 3.0), (120, 3.0)]]
+    assert decide(states, 3.0).outcome == "plateau"
+    assert decide(states, 3.0, hidden="random").outcome == "undecided"
+
+
 def whole_run(last: float, half: float, steps: int = CRITERION_STEPS, diversity: float = 0.1):
     """A trial that is as long as a run, with these mean losses half-way and at its end."""
     state = {"x": diversity}

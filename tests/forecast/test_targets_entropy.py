@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normscope
-from normscope.forecast import NoTargetsError, UnknownEntropyError, targets_entropy
+from normscope.forecast import NoTargetsError, UnknownEntropyError, targets_entropy, with_baseline
 from normscope.forecast.entropy import GROUPS, chao_wang_jost, estimate
-from normscope.forecast.targets import TOLERANCE, stored
+from normscope.forecast.targets import LARGEST_ERROR, ROUGH_ERROR, TOLERANCE, stored
 from normscope.subjects import Subject, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
 
@@ -219,14 +219,33 @@ def test_more_batches_are_read_until_the_entropy_is_known() -> None:
     assert targets_entropy(subject_of(model, words(), next_token)) == pytest.approx(entropy, abs=0.05)
 
 
-def test_random_ids_have_none() -> None:
-    def draws() -> Iterator[Tensor]:
-        while True:
-            yield torch.randint(0, 256, (8, 64))
+def random_ids(num: int | None = None) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    for _ in itertools.count() if num is None else range(num):
+        yield torch.randint(0, 256, (8, 64), generator=generator)
 
+
+def test_random_ids_have_that_of_equally_likely_ones_until_their_sequences_repeat() -> None:
     model = nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256))
-    with pytest.raises(NoTargetsError, match="random"):
-        targets_entropy(subject_of(model, draws(), next_token))
+    subject, notes = with_baseline(subject_of(model, random_ids(), next_token), taken=20)
+    assert subject.unigram_entropy == pytest.approx(math.log(256), abs=0.02)
+    assert not notes
+    batches = list(random_ids(12))
+    for repeated in (batches, [*batches, *(batch.roll(3, 0) for batch in batches)]):  # rolled: another order
+        subject, notes = with_baseline(subject_of(model, repeated, next_token), taken=20)
+        assert subject.unigram_entropy is None
+        assert any("learnt by heart" in note for note in notes)
+
+
+def test_the_entropy_of_random_ids_is_known_well_or_not_at_all() -> None:
+    """A loss under it is a proof, so that an error as large as the margin would make one."""
+    model = nn.Sequential(nn.Embedding(4096, 8), nn.Linear(8, 4096))
+    generator = torch.Generator().manual_seed(0)
+    few = [torch.randint(0, 4096, (8, 64), generator=generator) for _ in range(8)]
+    estimated = estimate([row.numpy() for batch in few for row in batch[:, 1:]])
+    assert LARGEST_ERROR < estimated.error < ROUGH_ERROR
+    with pytest.raises(UnknownEntropyError, match=r"0\.05 are needed"):
+        targets_entropy(subject_of(model, few, next_token))
 
 
 def test_the_place_of_targets() -> None:

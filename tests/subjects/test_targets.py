@@ -83,7 +83,7 @@ def masked_batch(hidden: float, mask: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("hidden", [0.8, 1.0])
 @pytest.mark.parametrize("mask", [16, 103])
 def test_targets_that_the_input_hides_are_seen(hidden: float, mask: int) -> None:
-    assert hides_targets(masked_batch(hidden, mask))
+    assert hides_targets(masked_batch(hidden, mask)) == "mask"
 
 
 def test_other_targets_are_not_hidden() -> None:
@@ -93,13 +93,16 @@ def test_other_targets_are_not_hidden() -> None:
     text = torch.randint(256, (4, 64))
     for batch in (
         masked_batch(0.2, 103),
-        text,
+        spaces,
         {"ids": spaces[:, :-1], "labels": shifted},  # one id is most of the text
-        {"input_ids": text, "labels": text.masked_fill(text > 100, IGNORED)},
-        {"input_ids": text, "labels": torch.zeros(4, dtype=torch.long)},
+        {"input_ids": spaces, "labels": spaces.masked_fill(spaces > 40, IGNORED)},
+        {"input_ids": spaces, "labels": torch.zeros(4, dtype=torch.long)},
         {"pixel_values": torch.rand(4, 64), "labels": torch.randint(10, (4, 64))},
+        {"pixel_values": torch.rand(512, 8), "labels": torch.randint(100, (512,))},  # classes, evenly spread
     ):
-        assert not hides_targets(batch)
+        assert hides_targets(batch) == ""
+    for batch in (text, {"input_ids": text, "labels": text.masked_fill(text > 100, IGNORED)}):
+        assert hides_targets(batch) == "random"
 
 
 def test_one_target_has_no_entropy() -> None:

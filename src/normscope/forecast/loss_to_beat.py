@@ -7,22 +7,33 @@ from normscope.forecast.baseline import best_constant
 from normscope.forecast.targets import NoTargetsError, UnknownEntropyError, targets_entropy
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
+from normscope.subjects.repeats import sequences_repeat
+from normscope.subjects.targets import hides_targets
+
+BY_HEART = "the ids look random and their sequences repeat: a run may only learn them by heart"
 
 
-def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
+def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str, ...]]:
     """The subject with the loss to beat on the user's own batches, and notes for the report.
 
     It is the entropy of the targets, or the loss of the best constant output. The forecast compares losses
     with it. It costs two forwards. If it cannot be known, a note gives the reason, unless the loss has no
-    targets.
+    targets. Ids that look random have none where their sequences repeat: the loss falls under their entropy
+    in a run that learns them by heart.
+
+    Args:
+        taken: batches of the trial.
 
     Raises:
         BatchesError: a batch cannot be drawn.
     """
     if not lacks_baseline(subject):
         return subject, ()
+    repeats = hides_targets(subject.batch) == "random" and sequences_repeat(subject.batches, taken)
     try:
         try:
+            if repeats:
+                raise NoTargetsError(BY_HEART)
             return dataclasses.replace(subject, unigram_entropy=targets_entropy(subject)), ()
         except UnknownEntropyError as error:
             return subject, (f"the entropy of the targets is not known: {error.reason}",)
@@ -31,7 +42,7 @@ def with_baseline(subject: Subject) -> tuple[Subject, tuple[str, ...]]:
     except UnknownEntropyError as error:
         return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
-        return subject, ()  # another loss has no such baseline
+        return subject, (BY_HEART,) if repeats else ()  # another loss has no such baseline
     except BatchesError:
         raise
     except Exception as error:  # the user's loss may raise anything; the trial says the same

@@ -17,7 +17,8 @@ from normscope.probes.measurement import Measurement, not_measured
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.memory import is_out_of_memory
-from normscope.subjects.targets import hides_targets, num_random_ids
+from normscope.subjects.repeats import sequences_repeat
+from normscope.subjects.targets import hides_targets
 from normscope.train import LiveOptimizers, Recipe, in_flushed_thread
 
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
@@ -110,17 +111,12 @@ class _Run:
 def as_forecast(
     decision: Decision, subject: Subject, anatomy: Anatomy, config: Recipe, curve: Sequence[ForecastStep]
 ) -> Forecast:
-    """A decision with its trial and measurements; no run on ids that look random is said to train."""
-    size = None if subject.baseline.loss is not None else num_random_ids(subject.batch)
-    if decision.outcome == "trains" and size is not None:  # as for noise: only a failure would decide
-        bound = f"below ln {size} = {math.log(size):.2f} only by memorising"
-        said = f"{decision.reason}. The ids look random: if they are, the loss falls {bound}"
-        decision = dataclasses.replace(decision, outcome="undecided", reason=said)
+    """A decision with its trial and measurements."""
     may_be_slow = decision.outcome == "trains" and subject.baseline.loss is None
     if may_be_slow:
         said = f"{decision.reason}. Whether it is too slow is not judged: the loss to beat is not known"
         decision = dataclasses.replace(decision, reason=said)
-    return Forecast(
+    found = Forecast(
         decision.outcome,
         decision.reason,
         config.optimizer_name,
@@ -133,9 +129,26 @@ def as_forecast(
         subject.best_constant,
         is_of_tokens(subject.batch),
         None if may_be_slow else certainty(decision, curve),
-        hides_targets(subject.batch),
+        hides_targets(subject.batch) == "mask",
         divergence_risk(config.optimizer_name, config.lr, curve, anatomy),
     )
+    return unless_noise(found, subject, config)
+
+
+def unless_noise(found: Forecast, subject: Subject, config: Recipe) -> Forecast:
+    """The forecast, without a loss to beat where the ids may be noise.
+
+    Ids that look random are none if the trial gets under their entropy and has not learnt them by heart.
+    """
+    if hides_targets(subject.batch) != "random" or subject.best_constant is not None:
+        return found
+    if found.outcome == "trains":
+        taken = (found.last_step or config.steps) * config.accumulation
+        if found.unigram_entropy is not None and not sequences_repeat(subject.batches, taken):
+            return found
+        said = f"{found.reason}. The ids look random, and what repeats of them may be learnt by heart"
+        found = dataclasses.replace(found, outcome="undecided", reason=said, score=None, certainty=None)
+    return dataclasses.replace(found, unigram_entropy=None)
 
 
 def why_not_tried(subject: Subject, config: Recipe) -> str | None:

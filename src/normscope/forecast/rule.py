@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS
 
 EXTENSION = 5  # further steps of an undecided trial, once
@@ -64,7 +65,7 @@ def decide(
     *,
     unit: float = 1.0,
     tokens: bool = True,
-    hidden: bool = False,
+    hidden: Hidden | bool = "",
     warmup: int = 0,
     ahead: float | None = None,
 ) -> Decision:
@@ -78,8 +79,9 @@ def decide(
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
-        hidden: whether the input hides the targets, see `subjects.targets.hides_targets`. What such a model
-            gains below the unigram entropy comes from attention alone, and often after more than 300 steps.
+        hidden: what hides the targets, see `subjects.targets.hides_targets`; True is a mask. What a masked
+            model gains below the unigram entropy comes from attention alone, and often after more than 300
+            steps. Of ids that look random, only a loss under it is decisive: noise stays at it.
         warmup: steps of linear warm-up in the trial.
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
@@ -91,10 +93,13 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
+    if unit != 1.0 and hidden == "random":
+        hidden = ""  # numbers are predicted, of which the ids say nothing
     found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
-    if last.step < CRITERION_STEPS or baseline is None or not math.isfinite(last.recent_loss or math.nan):
-        return found
-    return _by_run(found, curve, baseline, unit, _baseline_name(tokens, unit), hidden)
+    is_short = last.step < CRITERION_STEPS or not math.isfinite(last.recent_loss or math.nan)
+    if baseline is not None and not is_short:
+        found = _by_run(found, curve, baseline, unit, _baseline_name(tokens, unit), hidden)
+    return _unless_noise(found, last, baseline) if hidden == "random" else found
 
 
 def _by_trial(
@@ -102,7 +107,7 @@ def _by_trial(
     baseline: float | None,
     unit: float,
     tokens: bool,
-    hidden: bool,
+    hidden: Hidden | bool,
     warmup: int,
     ahead: float | None,
 ) -> Decision:
@@ -116,13 +121,27 @@ def _by_trial(
         said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, baseline, unit, margins, _baseline_name(tokens, unit))
+        loss_to_beat = None if hidden == "random" else baseline
+        return _by_loss(curve, loss_to_beat, unit, margins, _baseline_name(tokens, unit))
     if not tokens:
         return _by_agreement(curve, margins, baseline)
     found = _by_margins(curve, margins, score, _baseline_name(tokens, unit))
-    if hidden and found.outcome == "trains":
+    if hidden and hidden != "random" and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
+
+
+def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -> Decision:
+    """A decision on ids that look random: they may be noise, unless the loss itself shows that they are not.
+
+    A failure that noise does not explain stays one.
+    """
+    is_shown = baseline is not None and (found.is_whole or has_learnt(last, baseline, 1.0))
+    if found.outcome not in ("trains", "slow") or (found.outcome == "trains" and is_shown):
+        return found
+    bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"
+    said = f"The ids look random: if they are, the loss falls below {bound} only by memorising"
+    return Decision("undecided", f"{found.reason}. {said}")
 
 
 def _by_run(
@@ -131,7 +150,7 @@ def _by_run(
     baseline: float,
     unit: float,
     name: str,
-    hidden: bool,
+    hidden: Hidden | bool,
 ) -> Decision:
     """Decide a trial that is as long as a run by its mean loss at the end, as `train.trains` does.
 
@@ -139,7 +158,7 @@ def _by_run(
 
     Args:
         found: the decision from the margins; it names the kind of a failure.
-        hidden: whether the input hides the targets.
+        hidden: what hides the targets.
     """
     last, half = curve[-1], half_way(curve)
     assert last.recent_loss is not None

@@ -22,8 +22,8 @@ from normscope.forecast.entropy import GROUPS, estimate
 from normscope.forecast.evaluator import same
 from normscope.nn.output import IGNORED
 from normscope.subjects import Batch, Subject, untouched
-from normscope.subjects.feed import is_of_tokens, tensors_in
-from normscope.subjects.targets import num_random_ids
+from normscope.subjects.feed import tensors_in
+from normscope.subjects.targets import hides_targets
 from normscope.train import endless
 
 NUMBERS_OF_BATCHES = (16, 64, 256, 512)
@@ -210,12 +210,12 @@ def targets_entropy(subject: Subject) -> float:
     batches are only read.
 
     Raises:
-        NoTargetsError: the loss is no cross-entropy, or the batches hold random ids.
+        NoTargetsError: the loss is no cross-entropy.
         UnknownEntropyError: the targets are not in the batches, the loss is not their mean, or they are too
-            few to know the entropy to `ROUGH_ERROR`.
+            few to know the entropy to `ROUGH_ERROR`; of ids that look random, to `LARGEST_ERROR`, because a
+            loss under it shows that they are not.
     """
-    if is_of_tokens(subject.batch) and num_random_ids(subject.batch) is not None:
-        raise NoTargetsError("the ids look random")
+    largest = LARGEST_ERROR if hides_targets(subject.batch) == "random" else ROUGH_ERROR
     batches = list(itertools.islice(endless(subject.batches), 2))
     with measuring(subject.model):
         rows = _rows_of(subject, batches[: 1 if same(*batches) else 2])
@@ -231,8 +231,8 @@ def targets_entropy(subject: Subject) -> float:
         if result.error <= LARGEST_ERROR:
             return float(result.value)
         count, error = sum(map(len, found)), f"{result.error:.3f} nats"
-        said = f"{count} targets show it only to {error}, and {ROUGH_ERROR:g} are needed"
-    if len(found) >= GROUPS and result.error <= ROUGH_ERROR:
+        said = f"{count} targets show it only to {error}, and {largest:g} are needed"
+    if len(found) >= GROUPS and result.error <= largest:
         return float(result.value)
     raise UnknownEntropyError(said)
 

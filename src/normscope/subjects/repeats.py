@@ -3,7 +3,12 @@
 import itertools
 
 from normscope.subjects.feed import fingerprint, tensors_in
-from normscope.subjects.subject import Batches, Subject
+from normscope.subjects.subject import Batch, Batches, Subject
+
+LAST = 10
+"""Batches at the end of a trial whose sequences are looked for in those before; they make its mean loss."""
+FEW = 0.25
+"""Share of these sequences that may have come before: a few learnt by heart hardly change the mean loss."""
 
 
 def period_of(subject: Subject, most: int) -> int | None:
@@ -31,3 +36,27 @@ def repeated_after(batches: Batches, most: int) -> int | None:
             return num - 1
         first = first or fingerprint([batch])
     return num if num < most else None
+
+
+def sequences_repeat(batches: Batches, num: int) -> bool:
+    """Whether the sequences of the last of `num` batches came before, so that they may be known by heart.
+
+    Epochs in another order repeat the sequences, and no batch.
+
+    Raises:
+        BatchesError: a batch within `num` cannot be drawn.
+    """
+    seen: set[str] = set()
+    found: list[bool] = []
+    for number, batch in enumerate(itertools.islice(batches(), num)):
+        rows = _sequences(batch)
+        if number >= num - LAST:
+            found += [row in seen for row in rows]
+        seen.update(rows)
+    return sum(found) > FEW * len(found)
+
+
+def _sequences(batch: Batch) -> list[str]:
+    """A hash of each sequence that the model reads."""
+    tensors = tensors_in(batch)[:1]
+    return [fingerprint([row]) for tensor in tensors for row in (tensor if tensor.ndim > 1 else tensor[None])]

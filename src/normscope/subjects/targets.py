@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from normscope.nn.output import IGNORED
-from normscope.subjects.feed import tensors_in
+from normscope.subjects.feed import is_of_tokens, tensors_in
 from normscope.subjects.guess import LABEL_NAMES
 from normscope.subjects.subject import Batch
+
+Hidden = Literal["", "mask", "random"]
+"""What leaves open in a short trial whether the loss will get under the entropy of the targets: the input
+hides them ("mask"), or the ids look random, and the loss on noise stays at it."""
 
 HIDDEN = 0.5
 """Share of the tokens with a target that are the mask, from which a model is a masked one; BERT has 0.8."""
@@ -34,7 +39,14 @@ def targets_of(batch: Batch) -> Tensor | None:
     return labels[labels != IGNORED].flatten()
 
 
-def hides_targets(batch: Batch) -> bool:
+def hides_targets(batch: Batch) -> Hidden:
+    """What hides the targets of a batch from a short trial; "" where nothing does, see `Hidden`."""
+    if _is_masked(batch):
+        return "mask"
+    return "random" if is_of_tokens(batch) and num_random_ids(batch) is not None else ""
+
+
+def _is_masked(batch: Batch) -> bool:
     """Whether the input hides what the loss asks for, as in a masked language model.
 
     Most of the tokens that have a target are then one id, the mask, which is never a target itself.
