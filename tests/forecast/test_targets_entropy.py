@@ -111,7 +111,7 @@ def test_the_entropy_is_that_of_the_text_wherever_the_targets_are(name: str) -> 
     subject = CASES[name]()
     assert subject.unigram_entropy is None
     assert subject.has_own_batches
-    assert targets_entropy(subject) == pytest.approx(ENTROPY, abs=0.04)
+    assert targets_entropy(subject).value == pytest.approx(ENTROPY, abs=0.04)
 
 
 @pytest.mark.parametrize(("own_loss", "forwards"), [(False, 2), (True, 3)])
@@ -134,7 +134,7 @@ def test_classes_of_samples_have_an_entropy() -> None:
         samples(),
         lambda out, b: F.cross_entropy(out, b[LOSS_INPUTS][0]),
     )
-    assert targets_entropy(subject) == pytest.approx(ENTROPY, abs=0.05)
+    assert targets_entropy(subject).value == pytest.approx(ENTROPY, abs=0.05)
 
 
 OTHERS: dict[str, tuple[Loss, str]] = {
@@ -179,7 +179,7 @@ def test_the_rounding_of_bfloat16_does_not_hide_the_entropy(is_upcast: bool) -> 
     assert abs(found - exact) > TOLERANCE, "else the test shows nothing"
     entropy = float(-(shares * shares.log()).sum())
     subject = subject_of(model, words(), upcast if is_upcast else next_token)
-    assert targets_entropy(subject) == pytest.approx(entropy, abs=0.05)
+    assert targets_entropy(subject).value == pytest.approx(entropy, abs=0.05)
 
 
 @pytest.mark.parametrize(("dtype", "penalty"), [(torch.float32, 0.06), (torch.bfloat16, 0.2)])
@@ -216,7 +216,7 @@ def test_more_batches_are_read_until_the_entropy_is_known() -> None:
             yield torch.multinomial(shares, 4 * 65, True, generator=generator).view(4, 65)
 
     model = nn.Sequential(nn.Embedding(20_000, 8), nn.Linear(8, 20_000))
-    assert targets_entropy(subject_of(model, words(), next_token)) == pytest.approx(entropy, abs=0.05)
+    assert targets_entropy(subject_of(model, words(), next_token)).value == pytest.approx(entropy, abs=0.05)
 
 
 def random_ids(num: int | None = None) -> Iterator[Tensor]:
@@ -234,7 +234,7 @@ def test_random_ids_have_that_of_equally_likely_ones_until_their_sequences_repea
     for repeated in (batches, [*batches, *(batch.roll(3, 0) for batch in batches)]):  # rolled: another order
         subject, notes = with_baseline(subject_of(model, repeated, next_token), taken=20)
         assert subject.unigram_entropy is None
-        assert any("learnt by heart" in note for note in notes)
+        assert any("by heart" in note for note in notes)
 
 
 def test_the_entropy_of_random_ids_is_known_well_or_not_at_all() -> None:

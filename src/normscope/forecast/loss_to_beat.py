@@ -4,7 +4,7 @@ import dataclasses
 
 from normscope.errors import BatchesError, describe
 from normscope.forecast.baseline import best_constant
-from normscope.forecast.targets import NoTargetsError, UnknownEntropyError, targets_entropy
+from normscope.forecast.targets import NoTargetsError, TargetsEntropy, UnknownEntropyError, targets_entropy
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.repeats import sequences_repeat
@@ -34,7 +34,7 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
         try:
             if repeats:
                 raise NoTargetsError(BY_HEART)
-            return dataclasses.replace(subject, unigram_entropy=targets_entropy(subject)), ()
+            return _with_entropy(subject, targets_entropy(subject))
         except UnknownEntropyError as error:
             return subject, (f"the entropy of the targets is not known: {error.reason}",)
         except NoTargetsError:
@@ -49,6 +49,15 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
         if is_out_of_memory(error):
             raise
         return subject, (f"the entropy of the targets is not known: {describe(error)}",)
+
+
+def _with_entropy(subject: Subject, found: TargetsEntropy) -> tuple[Subject, tuple[str, ...]]:
+    said = (
+        f"the loss has a label smoothing of {found.smoothing:.2g}: the entropy of its targets is "
+        f"{found.value:.2f} nats, {found.plain:.2f} without it"
+    )
+    notes = (said,) if found.smoothing else ()
+    return dataclasses.replace(subject, unigram_entropy=found.value), notes
 
 
 def lacks_baseline(subject: Subject) -> bool:

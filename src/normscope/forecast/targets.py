@@ -1,16 +1,19 @@
 """Targets of any cross-entropy, found by its gradient, and the entropy of their frequencies.
 
 The gradient of a cross-entropy in a row of logits is w·(softmax − target). Its one negative entry is the
-target, wherever the labels are stored and however they are shifted or masked.
+target, wherever the labels are stored and however they are shifted or masked; with label smoothing, it is the
+lowest entry.
 
 Shapes: N rows of logits, V classes or vocabulary.
 """
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from torch.utils import _pytree as pytree
 from normscope.anatomy import measuring
 from normscope.forecast.entropy import GROUPS, estimate
 from normscope.forecast.evaluator import same
+from normscope.forecast.smoothing import smoothed_entropy, smoothing_of
 from normscope.nn.output import IGNORED
 from normscope.subjects import Batch, Subject, untouched
 from normscope.subjects.feed import tensors_in
@@ -74,11 +78,30 @@ class Rows:
         """Target of each row, (N,).
 
         Raises:
-            NoTargetsError: a row has not exactly one entry with a negative gradient.
+            NoTargetsError: a row has not exactly one entry with a negative gradient, without label smoothing.
         """
-        if bool(((self.gradient < 0).sum(1) != 1).any()):
+        if bool(((self.gradient < 0).sum(1) != 1).any()) and not self.smoothing:
             raise NoTargetsError(NO_CROSS_ENTROPY)
         return self.gradient.argmin(1)
+
+    @functools.cached_property
+    def smoothing(self) -> float:
+        """Share of label smoothing; 0 without."""
+        return smoothing_of(self.logits, self.gradient, self.gradient.argmin(1)) if len(self.logits) else 0.0
+
+    @property
+    def cross_entropy(self) -> float:
+        """Mean cross-entropy of the targets in nats, with the smoothing."""
+        found = nn.functional.cross_entropy(self.logits, self.targets, label_smoothing=self.smoothing)
+        return float(found)
+
+
+class TargetsEntropy(NamedTuple):
+    """Entropy of the targets' frequencies in nats, with and without label smoothing, and its share."""
+
+    value: float
+    plain: float
+    smoothing: float
 
 
 def find_head(subject: Subject) -> nn.Linear:
@@ -171,11 +194,16 @@ def _rows(loss: Tensor, leaves: Sequence[Tensor], dtypes: Sequence[torch.dtype])
 
 @dataclass(frozen=True)
 class Stored:
-    """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`."""
+    """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`.
+
+    The loss on them has a share of label smoothing over `width` ids.
+    """
 
     index: int
     shift: int
     ignored: int
+    smoothing: float = 0.0
+    width: int = 0
 
     def sequences(self, batch: Batch) -> list[np.ndarray]:
         """The targets of a batch, one array (N,) for each sequence, or for each sample with one target."""
@@ -203,8 +231,8 @@ def stored(batch: Batch, targets: Tensor) -> Stored | None:
     return None
 
 
-def targets_entropy(subject: Subject) -> float:
-    """Entropy in nats of the targets' frequencies in the data from which a user's batches come.
+def targets_entropy(subject: Subject) -> TargetsEntropy:
+    """Entropy of the targets' frequencies in the data from which a user's batches come.
 
     The gradient of the loss gives the targets of two batches, and so their place in a batch. The other
     batches are only read.
@@ -229,12 +257,14 @@ def targets_entropy(subject: Subject) -> float:
             continue
         result = estimate(found)
         if result.error <= LARGEST_ERROR:
-            return float(result.value)
+            break
         count, error = sum(map(len, found)), f"{result.error:.3f} nats"
         said = f"{count} targets show it only to {error}, and {largest:g} are needed"
-    if len(found) >= GROUPS and result.error <= largest:
-        return float(result.value)
-    raise UnknownEntropyError(said)
+    if len(found) < GROUPS or result.error > largest:
+        raise UnknownEntropyError(said)
+    entropy, share = float(result.value), place.smoothing
+    value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
+    return TargetsEntropy(value, entropy, share)
 
 
 def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
@@ -242,10 +272,9 @@ def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
     try:
         with measuring(subject.model):
             rows = next(_rows_of(subject, [batch]))
-        targets = rows.targets
+        return rows.cross_entropy if len(rows.targets) else None
     except NoTargetsError:
         return None
-    return float(nn.functional.cross_entropy(rows.logits, targets)) if len(targets) else None
 
 
 def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
@@ -281,7 +310,7 @@ def _place(batch: Batch, rows: Rows) -> Stored:
     targets = rows.targets
     if not len(targets):
         raise NoTargetsError(NOT_OF_OUTPUTS)
-    expected = float(nn.functional.cross_entropy(rows.logits, targets))
+    expected = rows.cross_entropy
     # The log-probabilities and their mean are rounded by half of eps each; sums in that type add less than
     # TOLERANCE (measured: 1.4 eps in all).
     rounding = torch.finfo(rows.dtype).eps * abs(expected)
@@ -290,4 +319,4 @@ def _place(batch: Batch, rows: Rows) -> Stored:
     place = stored(batch, targets)
     if place is None:
         raise UnknownEntropyError(NOT_STORED)
-    return place
+    return dataclasses.replace(place, smoothing=rows.smoothing, width=rows.logits.shape[1])

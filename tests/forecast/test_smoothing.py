@@ -1,0 +1,109 @@
+"""Label smoothing: its share in the gradient, and the loss of a model that ignores its input."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normscope.forecast import with_baseline
+from normscope.forecast.entropy import estimate
+from normscope.forecast.smoothing import smoothed_entropy, smoothing_of
+from normscope.subjects import make_subject
+
+WIDTHS, SHARES = (10, 256, 4000), (0.05, 0.1, 0.3)
+
+
+def gradient_of(
+    logits: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32, **options: object
+) -> Tensor:
+    leaf = logits.clone().requires_grad_()
+    F.cross_entropy(leaf.to(dtype), targets, **options).backward()  # type: ignore[arg-type]
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "share"), list(itertools.product(WIDTHS, (0.0, *SHARES))))
+def test_the_share_is_found_in_the_gradient(width: int, share: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(64, width), torch.randint(width, (64,))
+    gradient = gradient_of(logits, targets, dtype, label_smoothing=share)
+    assert torch.equal(gradient.argmin(1), targets)
+    assert smoothing_of(logits, gradient, targets) == pytest.approx(share, abs=0.005)
+
+
+def test_other_losses_have_no_smoothing() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(64, 10), torch.randint(10, (64,))
+    weights = torch.linspace(0.5, 2, 10)
+    assert smoothing_of(logits, gradient_of(logits, targets, weight=weights), targets) == 0
+    assert smoothing_of(logits, -gradient_of(logits, targets).abs(), targets) == 0, "no row has a sum of 0"
+    wide = torch.randn(64, 4000, requires_grad=True)
+    F.mse_loss(wide, torch.randn(64, 4000)).backward()
+    assert wide.grad is not None
+    assert smoothing_of(wide.detach(), wide.grad, wide.grad.argmin(1)) == 0
+
+
+@pytest.mark.parametrize(("width", "share"), list(itertools.product(WIDTHS, SHARES)))
+def test_the_entropy_is_the_least_loss_of_constant_logits(width: int, share: float) -> None:
+    """Reference: the loss function itself, minimised over constant logits in float64."""
+    ids = torch.from_numpy(np.random.default_rng(0).zipf(1.5, 3000) % (width // 2))
+    shares = torch.bincount(ids, minlength=width).double() / len(ids)
+    entropy = float(-torch.special.xlogy(shares, shares).sum())
+    logits = torch.zeros(width, dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([logits], max_iter=500, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        found = F.cross_entropy(logits.expand(len(ids), -1), ids, label_smoothing=share)
+        found.backward()
+        return found
+
+    search.step(loss)
+    assert smoothed_entropy(ids.numpy(), entropy, share, width) == pytest.approx(
+        float(loss().detach()), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_sample_shows_the_smoothed_entropy_of_its_text(share: float) -> None:
+    width = 2048
+    shares = 1 / np.arange(1, width + 1)
+    shares /= shares.sum()
+    text = (1 - share) * shares + share / width
+    sample = [np.random.default_rng(k).choice(width, 64, p=shares) for k in range(1000)]
+    found = smoothed_entropy(np.concatenate(sample), estimate(sample).value, share, width)
+    assert found == pytest.approx(-float((text * np.log(text)).sum()), abs=0.05)
+
+
+class Bytes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(3 * self.table(ids))  # wide logits: some are far below the mean
+        return out
+
+
+def windows() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shares = 1 / torch.arange(1.0, 257)
+    while True:
+        yield torch.multinomial(shares, 4 * 65, True, generator=generator).view(4, 65)
+
+
+def test_the_loss_to_beat_is_that_of_smoothed_targets() -> None:
+    def smoothed(logits: Tensor, ids: Tensor) -> Tensor:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.2)
+
+    shares = (1 / torch.arange(1.0, 257)).double()
+    shares = 0.8 * shares / shares.sum() + 0.2 / 256
+    subject, notes = with_baseline(make_subject(Bytes(), windows(), smoothed))
+    assert subject.unigram_entropy == pytest.approx(float(-(shares * shares.log()).sum()), abs=0.05)
+    assert any("label smoothing of 0.2" in note for note in notes)
