@@ -13,8 +13,8 @@ from normscope.subjects.guess import LABEL_NAMES
 from normscope.subjects.subject import Batch
 
 Hidden = Literal["", "mask", "random"]
-"""Reason why a short trial does not show whether the loss will get under the entropy of the targets: the input
-hides them ("mask"), or the ids look random, and the loss on noise stays at it."""
+"""Reason why a short trial does not show whether the loss will get under the entropy of the targets: the
+input hides them ("mask"), or the ids look random, and the loss on noise stays at it."""
 
 HIDDEN = 0.5
 """Share of the tokens with a target that are the mask, from which a model is a masked one; BERT has 0.8."""
