@@ -381,7 +381,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            longer = longer_trials(run.subject, run.config, run.refine, is_script=run.is_script)
+            script_steps = run.forecast.steps if run.is_script else None
+            longer = longer_trials(run.subject, run.config, run.refine, script_steps=script_steps)
             run.notes.extend(filter(None, [longer.note]))
             ladder = forecast_ladder(
                 *given,

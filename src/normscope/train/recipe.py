@@ -1,6 +1,7 @@
 """Recipe: what a step of training is, and `Every`, the interval between checkpoints."""
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from normscope.checks import SEED, count, number, one_of
 from normscope.errors import UsageError
 from normscope.subjects import Run
-from normscope.train.live import LiveOptimizers
+from normscope.train.live import FULL, LiveOptimizers
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 SCHEDULES = ("constant", "cosine", "wsd")
@@ -174,6 +175,15 @@ class Recipe:
         """
         is_known = self.schedule == OWN or self.run_steps is not None
         return self if is_known else dataclasses.replace(self, schedule="constant", decay_steps=None)
+
+    @property
+    def decays(self) -> bool:
+        """Whether the schedule is known to fall after its largest rate."""
+        if not isinstance(self.optimizer, LiveOptimizers) or self.schedule != OWN:
+            return self.schedule != "constant"
+        factors = list(self.optimizer.factors())
+        largest = max(factors, default=0.0)
+        return any(factor < FULL * largest for factor in itertools.dropwhile(largest.__gt__, factors))
 
     @property
     def adam_eps(self) -> float | None:
