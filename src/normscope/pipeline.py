@@ -52,7 +52,7 @@ from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
 from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
-from normscope.subjects.repeats import period_of
+from normscope.subjects.repeats import SINGLE, period_of
 from normscope.timing import timed
 from normscope.train import Recipe, described
 
@@ -381,7 +381,8 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         with timed(run.cost, "rates"):
             told = _stepping(progress, "rates", done)
             again = _counting(progress, "rates, longer trials (Ctrl-C keeps the short ones)", done)
-            longer = longer_trials(run.subject, run.config, run.refine, is_script=run.is_script)
+            script_steps = run.forecast.steps if run.is_script else None
+            longer = longer_trials(run.subject, run.config, run.refine, script_steps=script_steps)
             run.notes.extend(filter(None, [longer.note]))
             ladder = forecast_ladder(
                 *given,
@@ -408,9 +409,9 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
 
 
 def _repeats(run: Check) -> Iterator[str]:
-    """A note where the trial took the user's batches more than once, unless a note says so already."""
+    """A note where the trial took the user's batches more than once, unless one says so of a single batch."""
     taken = run.config.steps * run.config.accumulation
-    if not run.tried or any("repeat" in note for note in run.subject.notes):
+    if not run.tried or SINGLE in run.subject.notes:
         return
     period = period_of(run.subject, taken)
     if period is not None:

@@ -298,6 +298,15 @@ def test_importing_normscope_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("words", [["--lr", "3"], ["--steps", "0"], ["nn:decoder"]])
+def test_options_that_do_not_go_with_a_script_are_refused_without_pytorch(words: list[str]) -> None:
+    """Its import takes seconds, of which a typing error should cost none."""
+    arguments = ["check", *words, "--", "python", "train.py"]
+    code = "import sys; from normscope.cli.main import run; "
+    code += f"assert run({arguments!r}) == 2; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_ctrl_c_in_the_trial_shows_what_was_measured_and_exits_130(here: Path) -> None:
     """Sent twice, as `timeout` does, while the trial's thread is in a backward pass."""
     (here / "model.py").write_text(INTERRUPTED)

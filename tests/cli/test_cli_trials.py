@@ -13,15 +13,22 @@ SMALL = ["nn:decoder,scheme=post,depth=1,width=16,heads=2", "--batch-size", "2",
 QUICK = [*SMALL, "--steps", "1", "--budget", "fast", "--fail-on", "never"]
 
 
-@pytest.mark.parametrize("lr", [1e-5, 3e-4, 2e-2, 0.5])
+@pytest.mark.parametrize("lr", [1e-7, 1e-5, 1e-4, 3e-4, 0.00123456, 1e-2, 2e-2, 3e-2, 0.5])
 def test_the_ladder_stands_around_the_rate_of_the_run(lr: float) -> None:
     rates = rates_around(lr)
     assert lr in rates
     assert rates == sorted(set(rates))
-    assert all(min(1e-5, lr) <= rate <= max(3e-2, lr) for rate in rates)
+    assert len(rates) == 9
+    assert all(min(1e-5, lr) <= rate <= max(3e-2, 2.2 * lr) for rate in rates)
+    assert rates[-1] > lr
     steps = [above / below for below, above in itertools.pairwise(rates)]
     assert all(math.isclose(step, 10 ** (1 / 3), rel_tol=0.01) for step in steps)
-    assert len(rates_around(3e-4)) == 9
+
+
+def test_the_ladder_around_a_usual_rate_has_it_in_the_middle() -> None:
+    assert rates_around(3e-4) == [1.39e-5, 3e-5, 6.46e-5, 1.39e-4, 3e-4, 6.46e-4, 1.39e-3, 3e-3, 6.46e-3]
+    assert rates_around(1e-3)[4] == 1e-3
+    assert rates_around(3e-2)[-2:] == [3e-2, 6.46e-2], "one above the run's own rate"
 
 
 @pytest.mark.parametrize(

@@ -533,6 +533,8 @@ def test_what_cannot_be_watched_is_said(words: list[str], expected: str, tmp_pat
         (["run.db", "--resume"], "a training script after --"),
         (["--resume", "--overwrite", "--", "python", "-c", "pass"], "one of the two"),
         (["run.db", "--overwrite"], "a training script after --"),
+        (["run.db", "--look-every", "5"], "--look-every with RUN: expected a training script after --"),
+        (["run.db", "--open"], "--open without --page"),
         (["--store", ".", "--", "python", "-c", "pass"], "(a folder): expected a file"),
         (["--"], "the command of a training script"),
         ([], "the store of a run, or a training script"),

@@ -24,6 +24,7 @@ from normscope.forecast import (
     LadderForecast,
     LadderInterrupted,
 )
+from normscope.forecast.longer import longer_trials
 from normscope.pipeline import Check, try_others
 from normscope.probes import Budget, Spending
 from normscope.report import text_report
@@ -200,8 +201,22 @@ def test_a_second_trial_is_longer_than_the_first_and_has_rates(refine: int, rate
         (8, {"refine": 50}, 50, True, ""),  # asked for
         (300, {"steps": REFINED_STEPS}, 0, True, ""),  # as long already
         (150, {"steps": REFINED_STEPS}, 0, False, "no trial of 300 steps"),
-        (300, {"schedule": "cosine", "run_steps": 100}, 0, False, ""),  # beyond the run
-        (300, {"schedule": "cosine", "run_steps": 200}, REFINED_STEPS, False, ""),
+        (
+            300,
+            {"schedule": "cosine", "run_steps": 100},
+            0,
+            False,
+            "no trial of 140 steps or more was made: the run,",
+        ),
+        (
+            50,
+            {"schedule": "cosine", "run_steps": 100},
+            0,
+            False,
+            "the run, over which its schedule goes, has 100",
+        ),
+        (300, {"schedule": "cosine", "run_steps": 200}, REFINED_STEPS, False, "no trial of 300 steps"),
+        (50, {"schedule": "cosine", "run_steps": 200}, 0, False, "it would repeat the 50 batches"),
     ],
 )
 def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
@@ -211,7 +226,7 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
     given = {"steps": 2, "budget": "fast", "forecast_rates": [1e-3]} | options
     report = normscope.check(MODELS["pre"](), batches, **given)
     assert (trials["refine"], trials["whole"]) == (refine, whole)
-    said = [note for note in report.notes if "learnt by heart" in note]
+    said = [note for note in report.notes if "or more was made" in note]
     assert len(said) == bool(few)
     assert all(few in note for note in said)
 
@@ -232,8 +247,10 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
         (
             300,
             {"refine": 0, "schedule": "cosine", "run_steps": 100},
+            "; decaying schedules, such as this run's, were not measured"
             " (from trials of 36 steps alone: less certain)",
         ),
+        (300, {"schedule": "wsd"}, "; decaying schedules, such as this run's, were not measured"),
         (1, {}, ""),  # a note says why
         (300, {}, ""),
     ],
@@ -371,3 +388,30 @@ def test_random_ids_decide_nothing_but_a_failure(is_single: bool) -> None:
     assert text.forecast is not None
     assert text.forecast.outcome == "trains"
     assert "random" not in text.input
+
+
+@pytest.mark.parametrize(
+    ("num", "accumulation", "steps", "words"),
+    [
+        (
+            100,
+            1,
+            100,
+            "no trial of 140 steps or more was made: the script ended after 100, and more would repeat",
+        ),
+        (100, 2, 50, "the script ended after 50, and more would repeat its batches"),
+        (
+            20,
+            1,
+            300,
+            "no trial of 140 steps or more was made: it would repeat the 20 batches of the script's steps",
+        ),
+    ],
+)
+def test_a_script_that_ends_early_is_told_from_one_that_repeats_its_batches(
+    num: int, accumulation: int, steps: int, words: str
+) -> None:
+    batches = [torch.randint(0, 256, (2, 16)) for _ in range(num)]
+    subject = make_subject(MODELS["pre"](), batches)
+    found = longer_trials(subject, Recipe(accumulation=accumulation), None, script_steps=steps)
+    assert words in found.note

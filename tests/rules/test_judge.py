@@ -1,5 +1,6 @@
 """Tests of order and verdict, and of a broken model: it gives one finding, not many."""
 
+import dataclasses
 import math
 from itertools import chain
 
@@ -7,6 +8,7 @@ import pytest
 from synthetic_cases import PAIRS, READING, anatomy, case, partly, trial
 
 from normscope.anatomy import Anatomy
+from normscope.forecast import ForecastStep
 from normscope.probes import Measurement, Measurements
 from normscope.rules import Case, Finding, Severity, judge, verdict
 
@@ -125,3 +127,21 @@ def test_all_branches_that_were_read_are_not_all_there_are() -> None:
     seen = Case(partly(one.anatomy), one.table, None, one.dtype)
     assert [f.severity for f in judged(one) if f.code == "NS203"] == ["error"]
     assert [f.severity for f in judged(seen) if f.code == "NS203"] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_pointed"),
+    [
+        ((4.0, 3.5, 3.0, math.nan), True),
+        ((4.0, 3.0, math.inf), True),
+        ((4.0, 3.0, 3.5, math.nan), False),  # it rose first, as at a rate that is too large
+        ((4.0, math.nan), False),
+        ((4.0, 3.0, 9.0), False),
+    ],
+)
+def test_a_nan_out_of_a_falling_loss_points_to_the_tool_that_finds_it(
+    losses: tuple[float, ...], is_pointed: bool
+) -> None:
+    curve = tuple(ForecastStep(10 * k, loss, loss, {}) for k, loss in enumerate(losses))
+    (found,) = judge(READING, Measurements(), dataclasses.replace(trial("diverges"), curve=curve))
+    assert ("normscope watch" in found.message and "docs/monitor.md" in found.message) == is_pointed

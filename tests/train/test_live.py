@@ -353,6 +353,27 @@ def test_the_full_rate_and_the_warmup_of_a_scheduler_are_found(
     assert setup.schedulers[0].last_epoch == counted
 
 
+@pytest.mark.parametrize(
+    ("schedule", "decays"),
+    [
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1, (step + 1) / 20)), False),
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: 1), False),
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 - step / 30_000), True),
+        (lambda o: lr_scheduler.CosineAnnealingLR(o, 100), True),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=20), True),
+    ],
+)
+def test_a_schedule_that_falls_after_its_largest_rate_decays(
+    schedule: Callable[[Any], Any], decays: bool
+) -> None:
+    setup = Setup(MADE["AdamW"])
+    assert not Recipe.of(setup.run).decays
+    setup.schedulers = [schedule(setup.optimizers[0])]
+    assert Recipe.of(setup.run).decays == decays
+    assert Recipe(schedule="cosine").decays
+    assert not Recipe().decays
+
+
 def test_another_warmup_replaces_the_own_schedule() -> None:
     setup = Setup(MADE["SGD"], "LambdaLR")
     recipe = Recipe.of(setup.run)

@@ -63,7 +63,7 @@ def test_a_file_with_dashes_or_underscores_is_read(tmp_path: Path) -> None:
         ({"model": None}, "model = None"),
         ({"model": ""}, "a MODEL"),
         ({"text": ""}, "text = ''"),
-        ({"batch_size": 0}, "batch_size = 0"),
+        ({"batch_size": 0}, "batch-size = 0"),
         ({"batch_size": True}, "whole number"),
         ({"validation": 1.0}, "share"),
         ({"validation": -0.1}, "share"),

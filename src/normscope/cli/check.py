@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli import options
-from normscope.cli.check_options import OF_CHECK, command_of, rates_around_run, rates_given, recipe_options
+from normscope.cli.check_options import (
+    OF_CHECK,
+    command_of,
+    rates_around_run,
+    rates_given,
+    recipe_options,
+    require_usable,
+)
 from normscope.cli.options import FailOn, option
 from normscope.cli.output import chosen_format, require_writable
 from normscope.cli.progress import progress_bar, quiet_libraries
@@ -201,6 +208,7 @@ def command(
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
     if context.meta[SCRIPT] is not None:
+        require_usable(context, context.meta[SCRIPT])
         from normscope.cli.check_script import check_script
 
         return check_script(context, format)

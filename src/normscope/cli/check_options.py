@@ -1,7 +1,7 @@
 """Options of `check`: where each goes, and what is made of them."""
 
 import shlex
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -46,6 +46,19 @@ def refuse_others(context: typer.Context, allowed: Set[str], beside: str, expect
     for parameter in context.command.params:
         if parameter.name in given and parameter.name not in allowed:
             raise UsageError(f"{parameter.opts[0]} with {beside}", expected, do)
+
+
+def require_usable(context: typer.Context, words: Sequence[str]) -> None:
+    """Raise UsageError for options that do not go with the script `words`; this imports no PyTorch."""
+    given, command = context.params, shlex.join(words)
+    refuse_others(
+        context, OF_SCRIPT, "a training script", "the script's own setting", f"set it in `{command}`"
+    )
+    if given["model"] != words[0] or context.args != words[1:]:
+        both = f'MODEL "{given["model"]}" and `{command}` after --'
+        raise UsageError(both, "one of the two", "leave one out")
+    if given["steps"] == 0:
+        raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
 
 
 def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:

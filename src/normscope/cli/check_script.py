@@ -9,10 +9,10 @@ import typer
 
 from normscope.capture.folder import Settings
 from normscope.capture.launch import Outcome, captured, say
-from normscope.cli.check_options import OF_SCRIPT, SETTINGS_OF_SCRIPT, command_of, rates_given, refuse_others
+from normscope.cli.check_options import SETTINGS_OF_SCRIPT, command_of, rates_given
 from normscope.cli.report_output import Format, exit_status, show
 from normscope.cli.script_words import SCRIPT
-from normscope.errors import CaptureError, UsageError
+from normscope.errors import CaptureError
 from normscope.interrupts import Ended
 from normscope.pipeline import require_longer
 from normscope.probes.quantisation import formats_to_round
@@ -21,7 +21,6 @@ from normscope.probes.quantisation import formats_to_round
 def check_script(context: typer.Context, format: Format) -> int:
     """Check the training script behind `--`; the exit status of the command."""
     given, words = context.params, context.meta[SCRIPT]
-    _require_usable(context, words)
     rates = [] if given["rates"] is None else rates_given(given["rates"])
     forecast = given["forecast"] or bool(given["refine"])
     require_longer(given["refine"], given["steps"], tries_rates=forecast or bool(rates))
@@ -34,19 +33,6 @@ def check_script(context: typer.Context, format: Format) -> int:
         if not outcome.is_interrupted and (outcome.is_whole or exit_status(outcome.report, given["fail_on"])):
             return exit_status(outcome.report, given["fail_on"])
     return 130 if outcome.is_interrupted else 2
-
-
-def _require_usable(context: typer.Context, words: Sequence[str]) -> None:
-    """Raise UsageError for options that do not go with a script."""
-    given, command = context.params, shlex.join(words)
-    refuse_others(
-        context, OF_SCRIPT, "a training script", "the script's own setting", f"set it in `{command}`"
-    )
-    if given["model"] != words[0] or context.args != words[1:]:
-        both = f'MODEL "{given["model"]}" and `{command}` after --'
-        raise UsageError(both, "one of the two", "leave one out")
-    if given["steps"] == 0:
-        raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
 
 
 def _run(words: Sequence[str], options: Mapping[str, Any], *, quiet: bool) -> Outcome:

@@ -139,6 +139,11 @@ def typed(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
+def spelled(context: typer.Context, name: str) -> str:
+    """The option of the parameter `name` as it is written: "--look-every"."""
+    return next(each.opts[0] for each in context.command.params if each.name == name)
+
+
 def words_of(context: typer.Context, left_out: Set[str]) -> list[str]:
     """The options that differ from their defaults, as words of a command line.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from normscope.cli.options import TextOrJson, option, typed
+from normscope.cli.options import TextOrJson, option, spelled, typed
 from normscope.cli.output import emit
 from normscope.cli.script_words import SCRIPT
 from normscope.errors import UsageError
@@ -179,9 +179,8 @@ def _run(context: typer.Context, words: list[str]) -> NoReturn:
         both = f'RUN "{given["run"]}" and `{shlex.join(words)}` after --'
         raise UsageError(both, "one of the two", "leave one out")
     for name in typed(context) - OF_SCRIPT - {"run"}:
-        raise UsageError(
-            f"--{name.rstrip('_')} with a training script", "an option of the picture", "leave it out"
-        )
+        given_too = f"{spelled(context, name)} with a training script"
+        raise UsageError(given_too, "an option of the picture", "leave it out")
     start(words, **{name: given[name] for name in OF_SCRIPT})
 
 
@@ -199,13 +198,15 @@ def _require_one_run(context: typer.Context) -> None:
         raise UsageError(given, "one RUN", "write -- before the command of a training script")
     names = typed(context)
     for name in names & OF_SCRIPT:
-        raise UsageError(f"--{name} with RUN", "a training script after --", "leave it out")
+        raise UsageError(f"{spelled(context, name)} with RUN", "a training script after --", "leave it out")
     if "page" in names:
         for name in names & {"once", "interval", "format"}:
-            raise UsageError(f"--{name} with --page", "an option of the page", "leave one of them out")
+            raise UsageError(
+                f"{spelled(context, name)} with --page", "an option of the page", "leave one of them out"
+            )
     else:
         for name in names & OF_PAGE:
-            given = f"--{name.rstrip('_')} without --page"
+            given = f"{spelled(context, name)} without --page"
             raise UsageError(given, "an option of the picture", "add --page")
 
 

@@ -109,10 +109,15 @@ def _longer(rung: Forecast, seen: Forecast) -> Forecast:
 
 
 def rates_around(lr: float) -> list[float]:
-    """`lr` and up to four rates on each side, 10^⅓ apart, none below 1e-5 or above 3e-2 but for `lr`."""
-    around = [float(f"{lr * 10 ** (step / 3):.3g}") for step in range(-4, 5) if step]
-    low, high = min(1e-5, lr), max(3e-2, lr)
-    return sorted([lr, *(rate for rate in around if low <= rate <= high)])
+    """`lr` and eight others, 10^⅓ apart, four on each side.
+
+    Where a side would leave the range from 1e-5 to 3e-2, the other has more; one is always above `lr`.
+    """
+    smaller, larger = ([float(f"{lr * 10 ** (sign * k / 3):.3g}") for k in range(1, 9)] for sign in (-1, 1))
+    num_below = sum(rate >= 1e-5 for rate in smaller)
+    num_above = max(1, sum(rate <= 3e-2 for rate in larger))
+    above = min(num_above, max(4, 8 - num_below))
+    return [*reversed(smaller[: 8 - above]), lr, *larger[:above]]
 
 
 def _at_rates(config: Recipe, rates: Iterable[float]) -> list[Recipe]:

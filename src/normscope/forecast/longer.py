@@ -27,12 +27,16 @@ class LongerTrials(NamedTuple):
 
 
 def longer_trials(
-    subject: Subject, config: Recipe, asked: int | None, *, is_script: bool = False
+    subject: Subject, config: Recipe, asked: int | None, *, script_steps: int | None = None
 ) -> LongerTrials:
     """The longer trials of a ladder, of which the user asked for `asked` steps; None leaves it to us.
 
     A longer trial is then left out where it would go beyond the run, or repeat the user's batches: it would
     only show that they can be learnt by heart.
+
+    Args:
+        script_steps: steps for which a script was followed; fewer than a whole run if it ended. None without
+            a script.
 
     Raises:
         BatchesError: a batch cannot be drawn.
@@ -46,39 +50,53 @@ def longer_trials(
     different = math.inf if period is None else period / config.accumulation
     wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
     left = [steps for steps in wanted if steps <= min(longest, different)]
-    note = ""
-    if period is not None and different < max(wanted, default=0):
-        note = _too_few(period, min(set(wanted) - set(left)), config.accumulation, is_script)
+    missing, note = [steps for steps in wanted if steps not in left], ""
+    if missing:
+        why = f"the run, over which its schedule goes, has {longest}"
+        if longest >= missing[0]:
+            assert period is not None
+            why = _too_few(period, config.accumulation, script_steps)
+        note = f"no trial of {missing[0]} steps or more was made: {why}"
     return LongerTrials(REFINED_STEPS if REFINED_STEPS in left else 0, CRITERION_STEPS in left, note)
 
 
-def _too_few(period: int, steps: int, accumulation: int, is_script: bool) -> str:
-    """Why no longer trial was made."""
+def _too_few(period: int, accumulation: int, script_steps: int | None) -> str:
+    """Why the batches are too few for a longer trial."""
     given = "the one batch" if period == 1 else f"the {period} batches"
-    place, more = "at hand", f"give {CRITERION_STEPS * accumulation}, or "
-    if is_script:  # it has as many as it has
-        place, more = "of the script's steps", ""
-    return (
-        f"no trial of {steps} steps or more was made: it would repeat {given} {place}, which can be learnt "
-        f"by heart; {more}ask for it with --refine {REFINED_STEPS}"
-    )
+    by_heart = "which can be learnt by heart"
+    asking = f"ask for it with --refine {REFINED_STEPS}"
+    if script_steps is None:
+        more = f"give {CRITERION_STEPS * accumulation}, or {asking}"
+        return f"it would repeat {given} at hand, {by_heart}; {more}"
+    if period == script_steps * accumulation < CRITERION_STEPS * accumulation:
+        return (
+            f"the script ended after {script_steps}, and more would repeat its batches, {by_heart}; {asking}"
+        )
+    return f"it would repeat {given} of the script's steps, {by_heart}; {asking}"
 
 
 def with_caveat(
     ladder: LadderForecast, subject: Subject, config: Recipe, asked: int | None, *, is_script: bool = False
 ) -> LadderForecast:
-    """The ladder, whose rate to use says so where it rests on short trials alone because that was asked for.
+    """The ladder, whose rate to use says so where it is less certain.
 
-    Where longer trials are left out for another reason, `LongerTrials.note` says which. A script
+    That is so with a schedule that decays, and where it rests on short trials alone because that was asked
+    for. Where longer trials are left out for another reason, `LongerTrials.note` says which. A script
     (`is_script`) is followed for more steps if longer trials need its batches.
     """
     steps = asked or max(config.steps, LADDER_STEPS)
-    if asked is None or ladder.best is None or ladder.best.rate is None or steps > LONG:
+    if ladder.best is None or ladder.best.rate is None:
+        return ladder
+    if config.decays:
+        reason = f"{ladder.best.reason}; decaying schedules, such as this run's, were not measured"
+        ladder = dataclasses.replace(ladder, best=dataclasses.replace(ladder.best, reason=reason))
+    if asked is None or steps > LONG:
         return ladder
     caveat = f"from trials of {steps} steps alone: less certain"
     is_short = (config.run_steps or CRITERION_STEPS) < REFINED_STEPS
     is_scarce = not is_script and period_of(subject, steps * config.accumulation) is not None
     if not is_short and not is_scarce:  # else it is no help
         caveat += f"; leave out --refine {asked}"
+    assert ladder.best is not None
     best = dataclasses.replace(ladder.best, reason=f"{ladder.best.reason} ({caveat})")
     return dataclasses.replace(ladder, best=best)

@@ -136,7 +136,7 @@ def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -
 
     A failure that noise does not explain stays one.
     """
-    is_shown = baseline is not None and (found.is_whole or has_learnt(last, baseline, 1.0))
+    is_shown = baseline is not None and has_learnt(last, baseline, 1.0)
     if found.outcome not in ("trains", "slow") or (found.outcome == "trains" and is_shown):
         return found
     bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"

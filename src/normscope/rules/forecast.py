@@ -1,5 +1,7 @@
 """NS6xx: findings of the trial's training steps. The outcome "collapses" is raised as NS202."""
 
+import dataclasses
+import math
 from collections.abc import Iterator
 
 from normscope.forecast import Forecast
@@ -8,6 +10,12 @@ from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
 from normscope.rules.trial import trial_hit
 from normscope.train import CRITERION_STEPS
+
+WATCH = (
+    "The loss fell until then: `normscope watch -- python train.py` says where in the model the first NaN or "
+    "infinity comes from (docs/monitor.md)."
+)
+"""Sentence of a trial whose loss is not finite after a fall."""
 
 
 @rule(
@@ -81,7 +89,16 @@ def needs_warmup(case: Case) -> Iterator[Hit]:
 def diverges(case: Case) -> Iterator[Hit]:
     forecast = _with_outcome(case, "diverges")
     if forecast and not case.table.of("precision/non-finite"):  # a model that is broken before the first step
-        yield trial_hit(Severity.ERROR, forecast, _remedy(case))
+        hit = trial_hit(Severity.ERROR, forecast, _remedy(case))
+        more = f" {WATCH}" if _fell_before(forecast) else ""
+        yield dataclasses.replace(hit, message=hit.message + more)
+
+
+def _fell_before(forecast: Forecast) -> bool:
+    """Whether the loss was falling when it became NaN or infinite: the rate alone does not explain that."""
+    losses = [step.loss for step in forecast.curve]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return len(losses) > len(finite) > 1 and finite[-1] == min(finite)
 
 
 def _remedy(case: Case) -> str:

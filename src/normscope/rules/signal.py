@@ -64,7 +64,7 @@ def stream_growth(case: Case) -> Iterator[Hit]:
     threshold=f"""A warning where a stack at initialisation keeps less than {UNIFORM:g} of the diversity at
         its entry; an error where the forecast's trial collapses (judged by a diversity in which positions
         count at most half, and by whether batches agree on separating the tokens again; the rule is in
-        docs/forecast.md).""",
+        docs/forecast-rule.md).""",
     source="""Dong et al. 2021, arXiv:2103.03404 (rank collapse); Noci et al. 2022, arXiv:2206.03126
         (gradients of q and k); docs/verdicts.md: a Post-LN model of 12 layers had a diversity of 9.1e-5
         after 20 steps where it trained, and of 9.4e-8 where it did not.""",

@@ -36,11 +36,11 @@ from normscope.subjects.guess import (
 from normscope.subjects.loss import own_loss, shifts_labels
 from normscope.subjects.masks import masked_feeds
 from normscope.subjects.own_run import Run
+from normscope.subjects.repeats import SINGLE
 from normscope.subjects.subject import Batch, LossFn, Subject, call_model
 from normscope.subjects.targets import num_random_ids
 from normscope.subjects.text import Text
 
-_REPEATED = "a single batch is repeated"
 _NOISE = "no loss: the input is noise"
 
 
@@ -173,7 +173,7 @@ def _given_feed(batch: Any, loss_fn: LossFn | None, spec: str) -> Feed:
     words = f"the {'batch' if single else 'batches'} given, {shapes(first)}"
     if (size := num_random_ids(first)) is not None:
         words += f", ids that look random: as even as uniform draws from {size}"
-    notes = (_REPEATED,) if single else replay.notes
+    notes = (SINGLE,) if single else replay.notes
     return Feed(replay, words, notes=notes, loss_fn=loss_fn, is_given=True)
 
 

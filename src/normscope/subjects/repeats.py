@@ -5,6 +5,8 @@ import itertools
 from normscope.subjects.feed import fingerprint, tensors_in
 from normscope.subjects.subject import Batch, Batches, Subject
 
+SINGLE = "a single batch is repeated"
+"""Note on a subject that was given one batch."""
 LAST = 10
 """Batches at the end of a trial whose sequences are looked for in those before; they make its mean loss."""
 FEW = 0.25

@@ -13,8 +13,8 @@ from normscope.subjects.guess import LABEL_NAMES
 from normscope.subjects.subject import Batch
 
 Hidden = Literal["", "mask", "random"]
-"""What leaves open in a short trial whether the loss will get under the entropy of the targets: the input
-hides them ("mask"), or the ids look random, and the loss on noise stays at it."""
+"""Reason why a short trial does not show whether the loss will get under the entropy of the targets: the
+input hides them ("mask"), or the ids look random, and the loss on noise stays at it."""
 
 HIDDEN = 0.5
 """Share of the tokens with a target that are the mask, from which a model is a masked one; BERT has 0.8."""
@@ -40,7 +40,7 @@ def targets_of(batch: Batch) -> Tensor | None:
 
 
 def hides_targets(batch: Batch) -> Hidden:
-    """What hides the targets of a batch from a short trial; "" where nothing does, see `Hidden`."""
+    """Reason why a short trial does not show what the model learns of the targets; "" for none."""
     if _is_masked(batch):
         return "mask"
     return "random" if is_of_tokens(batch) and num_random_ids(batch) is not None else ""

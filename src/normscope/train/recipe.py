@@ -1,6 +1,7 @@
 """Recipe: what a step of training is, and `Every`, the interval between checkpoints."""
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from normscope.checks import SEED, count, number, one_of
 from normscope.errors import UsageError
 from normscope.subjects import Run
-from normscope.train.live import LiveOptimizers
+from normscope.train.live import FULL, LiveOptimizers
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 SCHEDULES = ("constant", "cosine", "wsd")
@@ -45,7 +46,6 @@ _OF_OPTIMIZER = (
     *("lr_end", "decay_steps", "run_steps"),
 )
 _NOT_OF_LIVE = ("weight_decay", "beta1", "beta2")
-_IN_WORDS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +105,15 @@ class Recipe:
         if not (live and self.schedule == OWN):
             _SCHEDULE.require("schedule", self.schedule)
         for name, rule in _RULES.items():
-            rule.require(_IN_WORDS.get(name, name), getattr(self, name))
+            rule.require(_in_words(name), getattr(self, name))
         for name in _NOT_OF_LIVE if live else _OF_ADAM:
             if getattr(self, name) is not None and self.optimizer not in ("adam", "adamw"):
-                given = f"{_IN_WORDS.get(name, name)} with optimizer {self.optimizer_name!r}"
+                given = f"{_in_words(name)} with optimizer {self.optimizer_name!r}"
                 expected = "the optimizer's own" if live else "adam or adamw"
-                raise UsageError(given, expected, f"leave {name} out")
+                raise UsageError(given, expected, f"leave {_in_words(name)} out")
         if self.decay_steps is not None and self.schedule != "wsd":
-            given = f"decay_steps with schedule {self.schedule!r}"
-            raise UsageError(given, "wsd", "leave decay_steps out")
+            given = f"decay steps with schedule {self.schedule!r}"
+            raise UsageError(given, "wsd", "leave decay steps out")
 
     @classmethod
     def of(cls, run: Run, **given: Any) -> "Recipe":
@@ -155,7 +155,7 @@ class Recipe:
                 field = {"warmup": "scheduler", "schedule": "scheduler"}.get(name, name)
                 field = field if field in (*_OF_RUN, "scheduler") else "optimizer"
                 raise UsageError(
-                    f"{_IN_WORDS.get(name, name)} {value!r} together with a Run",
+                    f"{_in_words(name)} {value!r} together with a Run",
                     f"the Run's own {field}",
                     f"set it there, or leave {name} out",
                 )
@@ -177,6 +177,15 @@ class Recipe:
         return self if is_known else dataclasses.replace(self, schedule="constant", decay_steps=None)
 
     @property
+    def decays(self) -> bool:
+        """Whether the schedule is known to fall after its largest rate."""
+        if not isinstance(self.optimizer, LiveOptimizers) or self.schedule != OWN:
+            return self.schedule != "constant"
+        factors = list(self.optimizer.factors())
+        largest = max(factors, default=0.0)
+        return any(factor < FULL * largest for factor in itertools.dropwhile(largest.__gt__, factors))
+
+    @property
     def adam_eps(self) -> float | None:
         """Adam's ε; the smallest of live optimizers' groups with betas. None where nothing has it."""
         if isinstance(self.optimizer, LiveOptimizers):
@@ -189,6 +198,11 @@ class Recipe:
     def optimizer_name(self) -> str:
         """Name of the optimizer: "adamw", or the classes of live ones, "Muon + AdamW"."""
         return self.optimizer.name if isinstance(self.optimizer, LiveOptimizers) else self.optimizer
+
+
+def _in_words(name: str) -> str:
+    """A field in an error, which a user may have given as an option: "weight decay"."""
+    return "learning rate" if name == "lr" else name.replace("_", " ")
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class RunConfig:
             if isinstance(value, Path):
                 object.__setattr__(self, name, str(value))
         for name, rule in _RULES.items():
-            rule.require(f"{name} =", getattr(self, name))
+            rule.require(f"{_dashed(name)} =", getattr(self, name))
         object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))  # 100 in a TOML file
         Every.parse(self.checkpoint_every)
 

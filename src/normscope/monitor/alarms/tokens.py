@@ -37,7 +37,7 @@ LATE_COLLAPSE = alarm(
         steps with all figures. Where the model cannot be run again (it is compiled or sharded, communicates
         with other processes, or fails in eval mode), a note says so, and `normscope check run.db` calls a
         run without alarms "undecided".""",
-    source="""Our own forecast's limits, docs/forecast.md; what they rest on is beside them, in
+    source="""Our own forecast's limits, docs/forecast-rule.md; what they rest on is beside them, in
         src/normscope/forecast/rule.py.""",
     remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
         Pre-LN, or scale branches down (see NS202).""",
@@ -53,8 +53,8 @@ STUCK = alarm(
         {BELOW:g} standard errors. The entropy is estimated from the targets of the first steps, {STEPS} at
         most, which the gradient of a cross-entropy shows, or given to the Monitor as entropy=. Where it stays
         unknown nothing is judged, and `normscope check run.db` says why.""",
-    source="""Our own forecast's constants, docs/forecast.md; the smaller fall is our own choice, because a
-        healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
+    source="""Our own forecast's constants, docs/forecast-rule.md; the smaller fall is our own choice,
+        because a healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
     remedy="""Check that the context reaches the output (NS202, NS704, NS808), that targets and inputs belong
         together (NS712), and try a higher learning rate after a warm-up.""",
 )
