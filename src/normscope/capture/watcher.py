@@ -278,7 +278,7 @@ class Watcher:
                 "give a factory that returns (model, batch, loss_fn) instead",
             )
         if isinstance(self._following, Following):
-            reason = f"{BLIND} after {self._following.step} of {self.settings.followed} steps"
+            reason = f"{BLIND} after {self._following.step} of {self._following.last} steps"
             self.folder.note(stopped=reason)
             self._following.ended = reason
             self._finish()
