@@ -149,7 +149,7 @@ class Folder:
         """Add facts about this process.
 
         The check's `progress`, `refusal` or `bug`; whether the script `ended` by itself before its last step,
-        or why the check `stopped` before it; whether the run was `judged` before its last step, and only its
+        or why the check `stopped`; whether the run was `judged` before its last step, and only its
         batches are missing; the `failure` that ended this process; `trace`, its traceback or
         that of the bug; `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
         """
@@ -202,8 +202,8 @@ class Folder:
     def tell(self, signal: str) -> None:
         """Tell the other processes that something has happened.
 
-        "python": Python has loaded the hook; "torch": it was imported; "done": the report is there;
-        "leave": the script's processes may end.
+        "python": Python has loaded the hook; "torch": it was imported; "stop": the check was
+        interrupted; "done": the report is there; "leave": the script's processes may end.
         """
         (self.path / signal).touch()
 
