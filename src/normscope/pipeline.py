@@ -47,7 +47,7 @@ from normscope.probes.quantisation import formats_to_round
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
-from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
+from normscope.rules.remedies import RemediesInterrupted, Rescue, needs_rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.subjects.repeats import period_of
@@ -74,7 +74,11 @@ NOTHING_READ = Anatomy(())
 
 @dataclass
 class Check:
-    """One check and its results so far; `report()` may be called at any time."""
+    """One check and its results so far; `report()` may be called at any time.
+
+    Attributes:
+        earlier: forecast of the run from fewer steps, if it needed a rescue.
+    """
 
     subject: Subject
     config: Recipe
@@ -93,6 +97,7 @@ class Check:
     quantise: tuple[str, ...] = ()
     interrupted: bool = False
     is_script: bool = False
+    earlier: Forecast | None = None
     cost: dict[str, float] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
@@ -101,6 +106,12 @@ class Check:
         found = judge(self.anatomy, self.measurements, self.forecast, _dtype(self.subject.model))
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
         return [f for f in kept if not any(matches(f, code) for code in self.ignore)]
+
+    @property
+    def needs_rescue(self) -> bool:
+        """Whether remedies make sense: the run fails, or it seemed to at first and does not train."""
+        assert self.forecast is not None
+        return needs_rescue(self.forecast) or (self.earlier is not None and not self.forecast.trains)
 
     @property
     def tried(self) -> bool:
@@ -399,6 +410,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 *given,
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
+                whatever=run.needs_rescue,
             )
 
 

@@ -64,9 +64,10 @@ class Following(Counting):
     """The process that looks at the model before its first step, measures between steps, and reports.
 
     The run is judged after the steps that were asked for, or when its loss is not finite. If copies are to be
-    tried and that forecast needs a rescue, the script is followed on, because the copies need its batches. A
-    loss that is not finite has decided; else the run is judged again at the end. The last forecast, which has
-    the most steps, is that of the report, and it decides whether remedies are tried.
+    tried and that first forecast needs a rescue, the script is followed on, because the copies need its
+    batches. A loss that is not finite has decided; else the run is judged again at the end. The last
+    forecast, which has the most steps, is that of the report. Remedies are tried if it needs a rescue; a run
+    that was followed on gets them too unless that forecast says that it trains.
 
     Attributes:
         followed: steps of the whole trial of the script's own run.
@@ -187,8 +188,10 @@ class Following(Counting):
             return False
         with self._apart():
             self._judge()
-        assert self.check.forecast is not None
-        return needs_rescue(self.check.forecast)
+        if not self.check.needs_rescue:
+            return False
+        self.check.earlier = self.check.forecast
+        return True
 
     def finish(self) -> None:
         check = self.check
@@ -287,20 +290,23 @@ class Following(Counting):
         """Try copies of the run at other rates and with remedies, and note on which batches."""
         check, options = self.check, self.settings
         assert check.forecast is not None
-        wants = options.forecast or options.rates or options.try_remedies
         if reason := self._why_no_copy:
-            if wants:
+            if options.forecast or options.rates or options.try_remedies:
                 check.notes.append(f"no copy of the run was tried: {reason}")
             return
         check.config, check.subject = self._recipe_of_copies(), self._subject_of_copies()
         if self._of_copy is not None:
-            first, last = self.curve[0], self.curve[-1]
+            losses = f"{self.curve[0].loss:.2f} to {self.curve[-1].loss:.2f}"
             check.notes.append(
                 f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
-                f"the loss goes from {first.loss:.2f} to {last.loss:.2f}; the forecast is that of a copy"
+                f"the loss goes from {losses}; the forecast is that of a copy"
             )
-        if wants or self._of_copy is not None:
-            check.notes.extend(self._notes_on_batches(options.try_remedies and needs_rescue(check.forecast)))
+        first = check.earlier
+        if first is not None and not needs_rescue(check.forecast):
+            check.notes.append(f"after {first.steps} steps the forecast was {first.outcome}: {first.reason}")
+        with_remedies = options.try_remedies and check.needs_rescue
+        if options.forecast or options.rates or with_remedies or self._of_copy is not None:
+            check.notes.extend(self._notes_on_batches(with_remedies))
         check.rates = options.rates or (tuple(rates_around(check.config.lr)) if options.forecast else ())
         try_others(check, self._tell, 0)
 
