@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from normscope.capture import launch
-from normscope.capture.folder import Settings
+from normscope.capture.folder import Folder, Settings
 
 ODD = Path(__file__).parent / "scripts" / "odd.py"
 Shell = Callable[[Sequence[str], Path], subprocess.CompletedProcess[str]]
@@ -148,6 +148,21 @@ def test_a_script_that_ends_slowly_is_waited_for(
     assert reason in outcome.reason
     assert any("waiting for the script's exit status" in line for line in said)
     require_nothing_left()
+
+
+@LINUX
+def test_the_exit_status_is_that_of_a_script_that_ends_between_two_looks(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other processes that have ended are reaped; the script is not, because its status would be lost."""
+    script = launch._Script(Folder(here))
+    script.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with monkeypatch.context() as patch:
+        patch.setattr(script.process, "poll", lambda: None)  # it still ran at the look
+        while f") Z {os.getpid()} " not in Path(f"/proc/{script.process.pid}/stat").read_text():
+            time.sleep(0.01)
+        script._is_running()
+    assert script.process.wait() == 3
 
 
 # Oddities → what stderr has to say, the verdict, and the steps that were seen.

@@ -317,7 +317,8 @@ class _Script:
 
     def _is_running(self) -> bool:
         is_running = self.process is not None and self.process.poll() is None
-        for pid in _descendants(os.getpid(), zombies=True) - self._before - self.others():
+        own = set() if self.process is None else {self.process.pid}  # reaped by poll(), with its exit status
+        for pid in _descendants(os.getpid(), zombies=True) - self._before - self.others() - own:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return is_running or bool(self.others())
