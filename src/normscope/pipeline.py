@@ -45,11 +45,10 @@ from normscope.probes import (
     settled_batch_norms,
 )
 from normscope.probes.quantisation import formats_to_round
-from normscope.recording.calls import Forwards
 from normscope.recording.intake import as_run
 from normscope.report import Report
 from normscope.rules import RULES, Finding, judge, matches, parse_codes, verdict
-from normscope.rules.remedies import RemediesInterrupted, Rescue, try_remedies
+from normscope.rules.remedies import RemediesInterrupted, Rescue, needs_rescue, try_remedies
 from normscope.subjects import Batch, LossFn, Run, Subject, make_subject, untouched
 from normscope.subjects.memory import is_out_of_memory, memory_refusals
 from normscope.subjects.repeats import SINGLE, period_of
@@ -76,7 +75,11 @@ NOTHING_READ = Anatomy(())
 
 @dataclass
 class Check:
-    """One check and its results so far; `report()` may be called at any time."""
+    """One check and its results so far; `report()` may be called at any time.
+
+    Attributes:
+        earlier: forecast of the run from fewer steps, if it needed a rescue.
+    """
 
     subject: Subject
     config: Recipe
@@ -95,6 +98,7 @@ class Check:
     quantise: tuple[str, ...] = ()
     interrupted: bool = False
     is_script: bool = False
+    earlier: Forecast | None = None
     cost: dict[str, float] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
@@ -103,6 +107,12 @@ class Check:
         found = judge(self.anatomy, self.measurements, self.forecast, _dtype(self.subject.model))
         kept = [f for f in found if not self.select or any(matches(f, code) for code in self.select)]
         return [f for f in kept if not any(matches(f, code) for code in self.ignore)]
+
+    @property
+    def needs_rescue(self) -> bool:
+        """Whether remedies make sense: the run fails, or it seemed to at first and does not train."""
+        assert self.forecast is not None
+        return needs_rescue(self.forecast) or (self.earlier is not None and not self.forecast.trains)
 
     @property
     def tried(self) -> bool:
@@ -352,10 +362,7 @@ def find_entropy(run: Check) -> None:
     if run.config.steps == 0 or not lacks_baseline(run.subject):
         return
     with timed(run.cost, "targets"):
-        batches = run.subject.batches
-        kept = len(batches) if isinstance(batches, Forwards) else None  # a script's own steps had all of them
-        taken = run.config.steps * run.config.accumulation if kept is None else kept
-        run.subject, notes = with_baseline(run.subject, taken)
+        run.subject, notes = with_baseline(run.subject, run.config.steps * run.config.accumulation)
         run.notes.extend(notes)
 
 
@@ -405,6 +412,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
                 *given,
                 run.forecast,
                 lambda words, number, count: progress(f"{words} ({number + 1} of {count})", done),
+                whatever=run.needs_rescue,
             )
 
 

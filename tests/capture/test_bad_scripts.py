@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from normscope.capture import launch
-from normscope.capture.folder import Settings
+from normscope.capture.folder import Folder, Settings
 
 ODD = Path(__file__).parent / "scripts" / "odd.py"
 Shell = Callable[[Sequence[str], Path], subprocess.CompletedProcess[str]]
@@ -125,6 +125,44 @@ def test_the_scripts_traceback_is_shown_if_asked_for(here: Path, shell: Shell) -
     assert done.returncode == 2
     assert 'raise ValueError("no data' in done.stderr
     assert "--traceback" not in done.stderr.splitlines()[-1]
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [(60.0, "ended with exit status 3 after 3 of 300 steps"), (0.1, "was ended by SIGTERM after 3 of 300")],
+)
+def test_a_script_that_ends_slowly_is_waited_for(
+    seconds: float, reason: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clean-up takes 3 s after the report is there; then it ends with exit status 3."""
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "ENDING_SECONDS", seconds)
+    monkeypatch.chdir(here)
+    said: list[str] = []
+    settings = Settings("it", steps=2, rates=(1e-3,), budget="fast")
+    outcome = launch.captured(["python", "odd.py", "lingers,exits", "3"], settings, tell=said.append)
+    assert outcome.report is not None
+    assert outcome.report.ladder is not None
+    assert not outcome.is_whole
+    assert reason in outcome.reason
+    assert any("waiting for the script's exit status" in line for line in said)
+    require_nothing_left()
+
+
+@LINUX
+def test_the_exit_status_is_that_of_a_script_that_ends_between_two_looks(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other processes that have ended are reaped; the script is not, because its status would be lost."""
+    script = launch._Script(Folder(here))
+    script.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with monkeypatch.context() as patch:
+        patch.setattr(script.process, "poll", lambda: None)  # it still ran at the look
+        while f") Z {os.getpid()} " not in Path(f"/proc/{script.process.pid}/stat").read_text():
+            time.sleep(0.01)
+        script._is_running()
+    assert script.process.wait() == 3
 
 
 # Oddities → what stderr has to say, the verdict, and the steps that were seen.
@@ -309,7 +347,10 @@ def test_signals_before_the_training_end_the_script(
 
 
 @LINUX
-@pytest.mark.parametrize(("until", "odd"), [("measuring", "plain"), ("step 5", "ignores,stdin,stops")])
+@pytest.mark.parametrize(
+    ("until", "odd"),
+    [("measuring", "plain"), ("step 5", "ignores,stdin,stops"), ("step 5", "terminates,stops")],
+)
 def test_ctrl_c_shows_what_was_measured(until: str, odd: str, here: Path) -> None:
     budget = "standard" if until == "measuring" else "fast"  # so that it still measures when the signal comes
     with open(ODD) as lines:
@@ -322,6 +363,8 @@ def test_ctrl_c_shows_what_was_measured(until: str, odd: str, here: Path) -> Non
     assert "the report has the measurements so far" in said
     if until == "step 5":
         assert report["forecast"]["curve"][-1]["step"] >= 5
+        assert report["forecast"]["reason"] == "only 5 of 20 steps were seen"
+        assert not any("the script ended" in note for note in report["notes"])
     require_nothing_left()
 
 

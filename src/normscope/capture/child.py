@@ -25,7 +25,7 @@ LAUNCHED = ("TORCHELASTIC_RUN_ID", "RANK", "ACCELERATE_MIXED_PRECISION")
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM, by which Ctrl-C ends a script, in the middle of normscope's own work."""
+    """SIGTERM, by which Ctrl-C ends a script, or SIGINT, in the middle of normscope's own work."""
 
 
 def begin(path: str) -> None:
@@ -70,24 +70,29 @@ def store_failure(path: str, error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Context of normscope's own work in the script: SIGTERM raises Stopped, on the main thread.
+    """Context of normscope's own work in the script: SIGTERM raises Stopped once, on the main thread.
 
-    Outside it, SIGTERM does what the script wants.
+    So does SIGINT, where it would raise KeyboardInterrupt. Outside, both do what the script wants.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, stop)
+    taken = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        taken.append(signal.SIGINT)
+    before = [signal.signal(each, stop) for each in taken]
     try:
         yield
     finally:
-        if before is not None:  # None: it was not set by Python, and cannot be set again
-            signal.signal(signal.SIGTERM, before)
+        for each, handler in zip(taken, before, strict=True):
+            if handler is not None:  # None: it was not set by Python, and cannot be set again
+                signal.signal(each, handler)
 
 
 def leave(folder: Folder) -> None:

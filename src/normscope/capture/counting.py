@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from normscope.capture.folder import Folder, Settings
-from normscope.forecast.rule import EXTENSION
 from normscope.recording.calls import Forward
 
 POLL_SECONDS = 0.05
@@ -16,6 +15,7 @@ class Counting:
     """A process that does not report: it takes as many steps as the one that does, and ends with it.
 
     Attributes:
+        step, last: number of steps so far, and of the last one, which the process that reports may move.
         num_blind: optimizer steps of which no forward was recorded; they are not counted as steps.
     """
 
@@ -41,13 +41,12 @@ class Counting:
             skipped: share of the optimizers whose step a loss scaler skipped.
         """
         self.step += 1
-        if self.step < self.last:
-            return False
-        while not self.folder.told("done"):
-            if self.folder.told("more") and self.step < self.last + EXTENSION:
-                return False
+        while self.step >= self.last:
+            if self.folder.told("done"):
+                return True
             time.sleep(POLL_SECONDS)
-        return True
+            self.last = max(self.last, self.folder.last())
+        return False
 
     def finish(self) -> None:
         """The process that reports has done so."""

@@ -47,13 +47,22 @@ class Settings:
 
     @property
     def followed(self) -> int:
-        """Optimizer steps for which the script is followed.
+        """Optimizer steps for which the script is followed, unless its run needs a rescue.
 
         These are the steps of a whole run if other learning rates are tried for longer: such trials need that
         many batches of the script.
         """
-        tries_longer = (self.forecast or bool(self.rates)) and self.refine != 0
-        return max(self.steps, WHOLE_RUN) if tries_longer else self.steps
+        return self.whole if self.tries_longer else self.steps
+
+    @property
+    def whole(self) -> int:
+        """Optimizer steps for which the script is followed where longer trials of copies need its batches."""
+        return max(self.steps, WHOLE_RUN)
+
+    @property
+    def tries_longer(self) -> bool:
+        """Whether other learning rates are tried for longer."""
+        return (self.forecast or bool(self.rates)) and self.refine != 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,8 @@ class Folder:
         """Add facts about this process.
 
         The check's `progress`, `refusal` or `bug`; whether the script `ended` by itself before its last step,
-        or why the check `stopped` before it; the `failure` that ended this process; `trace`, its traceback or
+        or why the check `stopped`; whether the run was `judged` before its last step, and only its
+        batches are missing; the `failure` that ended this process; `trace`, its traceback or
         that of the bug; `is_launched` in a process of torchrun or accelerate; a `temporary` folder to remove.
         """
         path = self.path / f"facts-{os.getpid()}.json"
@@ -151,15 +161,30 @@ class Folder:
 
     def count(self, steps: int) -> None:
         """Store the number of steps that were followed; this is done at each."""
-        file = os.open(self.path / "steps", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            os.pwrite(file, b"%d" % steps, 0)
-        finally:
-            os.close(file)
+        self._write_number("steps", steps)
 
     def steps(self) -> int:
         """Number of steps that were followed."""
-        path = self.path / "steps"
+        return self._number("steps")
+
+    def follow(self, last: int) -> None:
+        """Let the script take its steps up to `last`."""
+        self._write_number("last", last)
+
+    def last(self) -> int:
+        """Last step of the script, where that was moved; else 0."""
+        return self._number("last")
+
+    def _write_number(self, name: str, number: int) -> None:
+        """Store a number in place, which only grows; this takes no file of its own and no rename."""
+        file = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(file, b"%d" % number, 0)
+        finally:
+            os.close(file)
+
+    def _number(self, name: str) -> int:
+        path = self.path / name
         return int(path.read_bytes() or 0) if path.exists() else 0
 
     def facts_by_process(self) -> dict[int, dict[str, Any]]:
@@ -177,8 +202,8 @@ class Folder:
     def tell(self, signal: str) -> None:
         """Tell the other processes that something has happened.
 
-        "python": Python has loaded the hook; "torch": it was imported; "more" steps are taken; "done": the
-        report is there; "leave": the script's processes may end.
+        "python": Python has loaded the hook; "torch": it was imported; "stop": the check was
+        interrupted; "done": the report is there; "leave": the script's processes may end.
         """
         (self.path / signal).touch()
 

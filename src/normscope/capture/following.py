@@ -29,6 +29,7 @@ from normscope.forecast import (
     forecast_measurements,
     mean_cross_entropy,
     rates_around,
+    with_baseline,
 )
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
@@ -37,17 +38,18 @@ from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent
 from normscope.forecast.rule import EXTENSION, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
-from normscope.pipeline import Check, find_entropy, keep, look, try_others
+from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.probes.quantisation import parse_formats
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
+from normscope.rules.remedies import LONGER, needs_rescue
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.feed import is_of_tokens, tensors_of
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
-from normscope.train import LiveOptimizers, Recipe, UpdateRatio
+from normscope.train import CRITERION_STEPS, LiveOptimizers, Recipe, UpdateRatio
 
 TOLD = 50
 """Steps between two lines on the progress, besides those after a measurement."""
@@ -61,7 +63,15 @@ UNRECORDED = "the loss is not that of one forward of the model alone, computed b
 class Following(Counting):
     """The process that looks at the model before its first step, measures between steps, and reports.
 
+    The run is judged after the steps that were asked for, or when its loss is not finite. If copies are to be
+    tried and that first forecast needs a rescue, the script is followed on, because the copies need its
+    batches. A loss that is not finite has decided; else the run is judged again at the end. The last
+    forecast, which has the most steps, is that of the report. Remedies are tried if it needs a rescue; a run
+    that was followed on gets them too unless that forecast says that it trains.
+
     Attributes:
+        followed: steps of the whole trial of the script's own run.
+        diverged_at: step after which the loss was not finite; the rest of the script only gives batches.
         ended: why the check ended before its last step, if the script did not.
     """
 
@@ -76,9 +86,14 @@ class Following(Counting):
         self.curve: list[ForecastStep] = []
         self.losses: list[float] = []
         self.rates: list[tuple[float, ...]] = []
+        self.followed = settings.followed
+        self.diverged_at: int | None = None
         self._notes = list(notes)
+        self._baseline_notes: tuple[str, ...] = ()
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
+        self._judged_at: int | None = None
+        self._of_copy: Forecast | None = None
         self.ended = ""
         self._num_skipped = self._num_partly_skipped = 0
         self._ratio: UpdateRatio | None = None
@@ -138,32 +153,60 @@ class Following(Counting):
         self._num_partly_skipped += 0 < skipped < 1
         if is_skipped and not math.isfinite(self._last_loss):
             self.losses.pop()  # its step was not taken, and the next ones are judged without it
-        is_over = not math.isfinite(self._last_loss) and not is_skipped
-        if is_over or self._is_measured(self.step):
+        is_over = self.diverged_at is None and not math.isfinite(self._last_loss) and not is_skipped
+        is_measured = self._is_measured(self.step)
+        if is_over:
+            self.diverged_at = self.step
+        if is_over or is_measured:
             with self._apart():
-                self._measure()
+                self._measure(self.step if is_over else None)
                 self.store_so_far()
         self.folder.count(self.step)
-        if self._is_measured(self.step) or self.step % TOLD == 0:
+        if is_measured or self.step % TOLD == 0:
             self._tell(f"step {self.step} of {self.last}: loss {self._last_loss:.4g}", 0)
-        if self.step == self.settings.followed and self.last == self.step and self._decision.in_doubt:
+        return (is_over or self.step >= self.last) and not self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether the script takes more steps: a few that may end a doubt, or the batches of a whole run."""
+        if self.step == self.followed == self.last and self._decision.in_doubt:
             self.last += EXTENSION
-            self.folder.tell("more")
-        return is_over or self.step >= self.last
+        elif self._needs_batches():
+            self.followed = self.last = self.settings.whole
+            self.folder.note(judged=True)
+            who = "the remedies" if self.settings.try_remedies else "other learning rates"
+            self._tell(f"following the script for {self.last} steps: {who} need as many batches", 0)
+        else:
+            return False
+        self.folder.follow(self.last)
+        return True
+
+    def _needs_batches(self) -> bool:
+        """Whether copies of the run are to be tried, which needs a rescue, and lack the script's batches."""
+        options = self.settings
+        wants = options.try_remedies or options.tries_longer
+        if not wants or self.step >= options.whole or self._why_no_copy:
+            return False
+        with self._apart():
+            self._judge()
+        if not self.check.needs_rescue:
+            return False
+        self.check.earlier = self.check.forecast
+        return True
 
     def finish(self) -> None:
         check = self.check
         with self._apart():
-            is_whole = self.step in (self.settings.steps, self.last)
+            is_whole = self.diverged_at is not None or self.step in (self.settings.steps, self.last)
             if not is_whole:  # the gradients of batches are compared at the last step
                 before = self.curve.pop() if self.curve[-1].step == self.step else None
                 self._measure(max(1, self.step))
                 if before is not None:
                     self.curve[-1] = dataclasses.replace(self.curve[-1], update_ratio=before.update_ratio)
             check.cost["steps"] = round(time.perf_counter() - self._begin - self._apart_seconds, 4)
-            if not self._only_losses:
-                find_entropy(check)
-            check.forecast, check.config = self._forecast(), self._recipe()
+            if self._judged_at != self.step:
+                self._judge()
+            assert check.forecast is not None
+            check.notes.extend(self._baseline_notes)
             if self._is_short or self.ended:
                 check.notes.append(self._ended)
             for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
@@ -186,50 +229,100 @@ class Following(Counting):
         if self._check is not None:
             is_kept = stop is not None and keep(self._check, stop)
             if not is_kept and self.losses and self.curve:
-                self._check.forecast, self._check.config = self._forecast(), self._recipe()
+                seen = f"only {self.step} of {self.settings.steps} steps were seen"
+                of_copy = self._of_copy if self._of_copy and self._of_copy.warmup > self.step else None
+                self._check.forecast, self._check.config = of_copy or self._forecast(seen), self._recipe()
             self._check.interrupted = True
             self.folder.write_report(self._check.report())
 
     @property
     def _is_short(self) -> bool:
         """Whether the script took too few steps to judge, unless they failed already."""
-        return self.step < self.settings.steps and math.isfinite(self._last_loss)
+        return self.step < self.settings.steps and self.diverged_at is None
 
     @property
     def _ended(self) -> str:
         return self.ended or f"the script ended after {self.step} of {self.settings.steps} steps"
 
-    def _try_copies(self) -> None:
-        """Try copies of the run: after its warm-up, if that is longer; at other rates; with remedies."""
-        check, options = self.check, self.settings
-        assert check.forecast is not None
-        wants = options.forecast or options.rates or options.try_remedies
-        reason = (
-            self.start.reason or self._only_losses or (UNRECORDED if check.subject.loss_fn is None else "")
-        )
-        reason = self._ended if self._is_short else reason
-        if reason or self.start.model is None:
-            if wants:
-                check.notes.append(f"no copy of the run was tried: {reason}")
+    @property
+    def _why_no_copy(self) -> str:
+        """Reason why no copy of the run can be tried; empty if one can."""
+        if self._is_short:
+            return self._ended
+        unrecorded = UNRECORDED if self.check.subject.loss_fn is None else ""
+        return self.start.reason or self._only_losses or unrecorded
+
+    def _judge(self) -> None:
+        """Forecast the run: from its own steps, or from those of a copy where these lie in its warm-up."""
+        check, self._judged_at, self._of_copy = self.check, self.step, None
+        if not self._only_losses:
+            self._find_baseline()
+        check.forecast, check.config = self._forecast(self._ended), self._recipe()
+        if self.diverged_at is not None:
+            return
+        if reason := self._why_no_copy:
             if self._fullest >= self.step - 1 > 0:
                 why = f"the learning rate still rose after {self.step} steps, and no copy was tried: {reason}"
                 check.forecast = dataclasses.replace(check.forecast, outcome="not measured", reason=why)
             return
-        check.config = self.start.recipe(self.run, self.rates, options.steps)
-        check.subject = dataclasses.replace(check.subject, model=self.start.model)
-        if check.config.warmup > self.step:
-            first, last = self.curve[0], self.curve[-1]
+        recipe = self._recipe_of_copies()
+        if recipe.warmup > self.step:
+            with timed(check.cost, "forecast"):
+                self._of_copy = forecast(self._subject_of_copies(), check.anatomy, recipe)
+            check.forecast = self._of_copy
+
+    def _find_baseline(self) -> None:
+        """Find the loss to beat in the batches so far, with the first weights: the last ones may be NaN."""
+        check, model = self.check, self.model if self.start.model is None else self.start.model
+        unknown = dataclasses.replace(check.subject, model=model, unigram_entropy=None, best_constant=None)
+        with timed(check.cost, "targets"):
+            found, self._baseline_notes = with_baseline(
+                unknown, len(self.kept)
+            )  # its own steps took them all
+        check.subject = dataclasses.replace(found, model=self.model)
+
+    def _recipe_of_copies(self) -> Recipe:
+        return self.start.recipe(self.run, self.rates, self.settings.steps)
+
+    def _subject_of_copies(self) -> Subject:
+        assert self.start.model is not None
+        return dataclasses.replace(self.check.subject, model=self.start.model)
+
+    def _try_copies(self) -> None:
+        """Try copies of the run at other rates and with remedies, and note on which batches."""
+        check, options = self.check, self.settings
+        assert check.forecast is not None
+        if reason := self._why_no_copy:
+            if options.forecast or options.rates or options.try_remedies:
+                check.notes.append(f"no copy of the run was tried: {reason}")
+            return
+        check.config, check.subject = self._recipe_of_copies(), self._subject_of_copies()
+        if self._of_copy is not None:
+            losses = f"{self.curve[0].loss:.2f} to {self.curve[-1].loss:.2f}"
             check.notes.append(
                 f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
-                f"the loss goes from {first.loss:.2f} to {last.loss:.2f}; the forecast is that of a copy"
+                f"the loss goes from {losses}; the forecast is that of a copy"
             )
-            with timed(check.cost, "forecast"):
-                check.forecast = forecast(check.subject, check.anatomy, check.config)
-        if wants or check.config.warmup > self.step:
-            repeats = ", which repeat" if self._is_scarce else ""
-            check.notes.append(f"copies were tried on the {len(self.kept)} batches of these steps{repeats}")
+        first = check.earlier
+        if first is not None and not needs_rescue(check.forecast):
+            check.notes.append(f"after {first.steps} steps the forecast was {first.outcome}: {first.reason}")
+        with_remedies = options.try_remedies and check.needs_rescue
+        if options.forecast or options.rates or with_remedies or self._of_copy is not None:
+            check.notes.extend(self._notes_on_batches(with_remedies))
         check.rates = options.rates or (tuple(rates_around(check.config.lr)) if options.forecast else ())
         try_others(check, self._tell, 0)
+
+    def _notes_on_batches(self, with_remedies: bool) -> Iterator[str]:
+        """Sentences on the batches of copies: how many there are, and what they are too few for."""
+        options, num = self.settings, len(self.kept)
+        longest = max(
+            LADDER_STEPS, options.steps, options.refine or 0, LONGER * options.steps * with_remedies
+        )
+        repeats = ", which repeat" if num < longest * self.run.accumulation else ""
+        yield f"copies were tried on the {num} batches of these steps{repeats}"
+        wanted = CRITERION_STEPS * self.run.accumulation
+        if with_remedies and num < wanted:
+            yield f"no remedy was tried over a whole run: that takes {wanted} batches, and there are {num}"
 
     # Measurements.
 
@@ -330,15 +423,9 @@ class Following(Counting):
 
         It is a short trial first, and goes on as a whole one where the script is followed for longer.
         """
-        whole = self.settings.followed
+        whole = self.followed
         parts = (self.settings.steps, min(LONG, whole))
         return next((steps for steps in parts if steps >= self.step), whole)
-
-    @property
-    def _is_scarce(self) -> bool:
-        """Whether a trial of a rate repeats the kept batches: a short one, or one that was asked for."""
-        longest = max(LADDER_STEPS, self.settings.steps, self.settings.refine or 0)
-        return len(self.kept) < longest * self.run.accumulation
 
     @property
     def _fullest(self) -> int:
@@ -352,7 +439,9 @@ class Following(Counting):
         return self._fullest + 1 if self._fullest else 0
 
     def _is_measured(self, step: int) -> bool:
-        steps, followed = self.settings.steps, self.settings.followed
+        steps, followed = self.settings.steps, self.followed
+        if self.diverged_at is not None:
+            return False
         return step in {*measured_steps(steps), *measured_steps(followed), steps} or step >= followed
 
     def _measure(self, num_steps: int | None = None) -> None:
@@ -390,10 +479,11 @@ class Following(Counting):
         with untouched(self.model):
             return Evaluator(subject, self.check.anatomy, self.model, self._states).state()[1]
 
-    def _forecast(self) -> Forecast:
+    def _forecast(self, short: str) -> Forecast:
+        """The forecast from the script's own steps; `short` is the reason where they are too few."""
         decision = self._decision
         if self._is_short and decision.outcome not in ("diverges", "collapses"):
-            decision = dataclasses.replace(decision, outcome="not measured", reason=self._ended)
+            decision = dataclasses.replace(decision, outcome="not measured", reason=short)
         counts = Counter(type(optimizer).__name__ for optimizer in self.run.optimizers)
         names = " + ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
         return Forecast(
@@ -402,7 +492,7 @@ class Following(Counting):
             names,
             max(map(max, self.rates)),
             self._warmup,
-            self.step,
+            self.diverged_at or self.step,
             self.check.subject.unigram_entropy,
             tuple(self.curve),
             decision.score,

@@ -31,6 +31,8 @@ LOOK_SECONDS = 2.0
 """Time between two looks whether the process that reports still runs; a look reads all of /proc."""
 PATIENCE_SECONDS = 60.0
 """Time without an optimizer step after which that is said."""
+ENDING_SECONDS = 60.0
+"""Time after `GRACE_SECONDS` for which the exit status of a script that ends by itself is waited for."""
 TOLD_SECONDS = 5.0
 """Time between two lines about the steps of one stage."""
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException")
@@ -91,6 +93,7 @@ def captured(
                 script.start(command, settings, quiet)
             tell(f"watching {settings.followed} optimizer steps of `{settings.command}`")
             script.wait(tell)
+            script.wait_for_status(tell)
         except KeyboardInterrupt:
             script.end()
             return _interrupted(folder.report())
@@ -240,6 +243,18 @@ class _Script:
                 if self._has_lost_reporter():
                     break
 
+    def wait_for_status(self, tell: Callable[[str], None]) -> None:
+        """Wait until a script that ends by itself has done so: its handlers of `atexit` may take long."""
+        assert self.process is not None
+        if "ended" not in self.folder.facts() or self.folder.reporter() != self.process.pid:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_SECONDS)
+            return
+        tell("the report is there; waiting for the script's exit status; Ctrl-C ends its process")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDING_SECONDS)
+
     def _is_followed(self) -> bool:
         """Whether the process that reports still runs, or a Python that may become it."""
         reporter, others = self.folder.reporter(), self.others()
@@ -267,6 +282,8 @@ class _Script:
         """End all processes: let those go that are done, then politely, then by force."""
         if self.folder.has("done"):
             self._release()
+        else:
+            self.folder.tell("stop")
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self._is_running():
                 break
@@ -300,18 +317,23 @@ class _Script:
 
     def _is_running(self) -> bool:
         is_running = self.process is not None and self.process.poll() is None
-        for pid in _descendants(os.getpid(), zombies=True) - self._before - self.others():
+        own = set() if self.process is None else {self.process.pid}  # reaped by poll(), with its exit status
+        for pid in _descendants(os.getpid(), zombies=True) - self._before - self.others() - own:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return is_running or bool(self.others())
 
     @property
     def status(self) -> int | None:
-        """Exit status of the process that was started; None if another one reports, or if we ended it."""
+        """Exit status of the process that was started.
+
+        None if another one reports, or if we ended it before it ended by itself.
+        """
         assert self.process is not None
         status = self.process.returncode
         is_its_own = self.folder.reporter() in (None, self.process.pid)
-        return None if not is_its_own or (self._signalled and status < 0) else status
+        is_by_us = self._signalled and status < 0 and "ended" not in self.folder.facts()
+        return None if not is_its_own or is_by_us else status
 
     def _signal(self, number: int) -> None:
         self._signalled = True
@@ -368,15 +390,15 @@ def _outcome(folder: Folder, report: "Report | None", settings: Settings, status
     if "refusal" in facts:
         raise UsageError(*facts["refusal"])
     steps, trace = folder.steps(), failure.get("trace", "")
-    if report is not None and "stopped" in facts and steps < settings.steps:
+    is_short = steps < settings.steps and "judged" not in facts
+    if report is not None and "stopped" in facts and (is_short or not folder.has("done")):
         return Outcome(report, False, f"{facts['stopped']}; the report has what was seen")
-    is_enough = steps >= settings.steps and not failure and not status
+    is_enough = not is_short and not failure and not status
     if folder.has("done") and report is not None and ("ended" not in facts or is_enough):
         return Outcome(report, True)
     ended = f"failed with {failure['failure']}" if failure else _ended(status)
     if report is not None:
-        is_short = steps < settings.steps
-        number = f"{steps} of {settings.steps if is_short else settings.followed} steps"
+        number = f"{steps} of {settings.steps if is_short else folder.last() or settings.followed} steps"
         reason = f"the script {ended} after {number}; the report has what was seen"
         if not failure and status == 0 and steps and is_short:
             reason += f" (--steps {steps} asks for no more)"

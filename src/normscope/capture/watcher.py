@@ -20,6 +20,7 @@ from normscope.capture.counting import Counting
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.following import Following, following
 from normscope.errors import UsageError, describe
+from normscope.interrupts import postponed
 from normscope.recording.calls import Call, Forward, bare, reaches, recorded_forward
 from normscope.recording.events import Events
 from normscope.recording.roots import chosen_root, holds, ids, num_held
@@ -178,7 +179,9 @@ class Watcher:
         self._clip = norm
 
     def ends(self) -> None:
-        """The script has ended before its last step."""
+        """The script has ended before its last step; after Ctrl-C, the report is that of the steps so far."""
+        if self.folder.has("stop"):
+            return
         self._guarded(self._end_step)
         if self._following is not None and not self._is_over:
             self.folder.note(ended=True)
@@ -278,7 +281,7 @@ class Watcher:
                 "give a factory that returns (model, batch, loss_fn) instead",
             )
         if isinstance(self._following, Following):
-            reason = f"{BLIND} after {self._following.step} of {self.settings.followed} steps"
+            reason = f"{BLIND} after {self._following.step} of {self._following.last} steps"
             self.folder.note(stopped=reason)
             self._following.ended = reason
             self._finish()
@@ -381,10 +384,13 @@ class Watcher:
             with self._lock, self.events.muted():
                 action()
         except KeyboardInterrupt as stop:  # `Stopped`, or with what a ladder had by then
-            self._is_over = True
-            if isinstance(self._following, Following) and not self.folder.has("done"):
-                self._following.store_so_far(stop)
-            self.leave()
+            with postponed(lambda: None):  # another one must not lose the report, or reach the script
+                self._is_over = True
+                if isinstance(self._following, Following) and not self.folder.has("done"):
+                    of = f"{self._following.step} of {self._following.last} steps"
+                    self.folder.note(stopped=f"the script was interrupted after {of}")
+                    self._following.store_so_far(stop)
+                self.leave()
         except UsageError as error:
             self._give_up(refusal=(error.given, error.expected, error.do))
         except Exception as error:

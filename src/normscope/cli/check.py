@@ -126,7 +126,10 @@ def command(
     ] = None,
     try_remedies: Annotated[
         bool,
-        typer.Option("--try-remedies", help="If the forecast fails, try the remedies and rank them."),
+        typer.Option(
+            "--try-remedies",
+            help="If the forecast fails, try the remedies and rank them. A script takes 300 steps then.",
+        ),
     ] = False,
     budget: Annotated[
         options.Budget,

@@ -1,5 +1,6 @@
 """A training script that does the odd things in its first argument, for as many steps as the second says."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -14,6 +15,10 @@ def before_torch():
     if "ignores" in odd:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "terminates" in odd:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    if "lingers" in odd:
+        atexit.register(time.sleep, 3)
     if "clears" in odd:
         os.environ.clear()
         os.chdir("/")

@@ -1,14 +1,19 @@
 """A tiny language model whose text is easy to predict: trained for as many steps as the first argument says.
 
-With a second argument, it raises after these steps.
+With the argument `fails`, it raises after these steps. Others set the rate, the optimizer, a linear
+warm-up and the seconds between steps: `lr=1 optimizer=SGD warmup=100 pause=0.1`.
 """
 
 import sys
+import time
 
 import torch
 from torch import nn
 
 SIZE, LENGTH = 16, 16
+options = {"lr": "3e-3", "optimizer": "AdamW", "warmup": "1", "pause": "0"} | dict(
+    word.split("=") for word in sys.argv if "=" in word
+)
 SYMBOLS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8])  # of unlike frequencies
 
 
@@ -32,7 +37,9 @@ model = Tiny()
 for parameter in model.encoder.parameters():
     if parameter.dim() > 1:
         nn.init.xavier_uniform_(parameter)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+optimizer = getattr(torch.optim, options["optimizer"])(model.parameters(), lr=float(options["lr"]))
+warmup = int(options["warmup"])
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / warmup))
 for _ in range(int(sys.argv[1])):
     first, stride = torch.randint(16, (8, 1)), torch.randint(1, 4, (8, 1))
     ids = SYMBOLS[(first + stride * torch.arange(LENGTH + 1)) % 16]
@@ -40,5 +47,7 @@ for _ in range(int(sys.argv[1])):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-if len(sys.argv) > 2:
+    scheduler.step()
+    time.sleep(float(options["pause"]))
+if "fails" in sys.argv:
     raise RuntimeError("the data ended")

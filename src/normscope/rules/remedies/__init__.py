@@ -4,6 +4,7 @@
 from normscope.rules.remedies import run, start, head, placement, scaling, qk_norm, norms  # noqa: F401, I001
 from normscope.rules.remedies.remedy import REMEDIES, NotApplicable, Remedy
 from normscope.rules.remedies.trying import (
+    LONGER,
     Attempt,
     RemediesInterrupted,
     Rescue,
@@ -13,6 +14,7 @@ from normscope.rules.remedies.trying import (
 )
 
 __all__ = [
+    "LONGER",
     "REMEDIES",
     "Attempt",
     "NotApplicable",
