@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from normscope.anatomy.names import named_modules
+from normscope.collecting import collection_paused
 
 
 @dataclass(eq=False, slots=True)
@@ -55,11 +56,12 @@ class ModuleCalls:
     def watching(self) -> Iterator[None]:
         """Follow module calls inside the context; all hooks are removed afterwards."""
         handles = []
-        for module in self._model.modules():
-            if id(module) in self._paths:
-                # Registered through the base class: a traced module refuses its own method, but runs hooks.
-                handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
-                handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
+        with collection_paused():
+            for module in self._model.modules():
+                if id(module) in self._paths:
+                    # Through the base class: a traced module refuses its own method, but runs hooks.
+                    handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
+                    handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
         try:
             yield
         finally:
