@@ -35,7 +35,7 @@ class Call:
 
     def count(self, op: str) -> int:
         """Count an op; return its index among ops of that name in this call."""
-        nth = self.ops[op]
+        nth = self.ops.get(op, 0)  # a Counter makes its zeros in Python, which is slow
         self.ops[op] = nth + 1
         return nth
 
@@ -71,8 +71,9 @@ class ModuleCalls:
     def _enter(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
         if path is not None:
-            self.current = Call(path, self._seen[path], self.current)
-            self._seen[path] += 1
+            nth = self._seen.get(path, 0)
+            self.current = Call(path, nth, self.current)
+            self._seen[path] = nth + 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if id(module) in self._paths and self.current.parent is not None:

@@ -5,7 +5,7 @@ So cuts are tried. A cut is accepted where the first and the last sequence, run 
 in the batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -21,6 +21,9 @@ from normscope.subjects.memory import is_out_of_memory
 
 MAX_CUTS = 8  # most cuts tried along one axis; four tensors, three of them cut or not, have eight
 
+LAYOUT = {f"aten.{name}.default" for name in ("view", "_unsafe_view", "expand", "clone")}
+"""Ops that change no value. Which of them PyTorch runs depends on the sizes, of one batch or of several."""
+
 SAME, GROWTH = 1e-3, 100.0
 """Largest relative distance from the values of the batch; and its largest growth from one site to the next.
 Rounding differs between batches of one and four, and a deep stack may amplify it step by step."""
@@ -33,7 +36,7 @@ class Feed:
     Attributes:
         batch: the sequence.
         names: site of the anatomy → site in a forward of this batch. Sites count ops, so the model is read
-            again where a batch of one has other ops than a batch of four, such as other views.
+            again where sites may be other ops than in a batch of four, see `same_sites`.
         values: the stream at the ends of blocks, by the sites of the anatomy; without a graph.
         note: "B = 1", or why it is not.
     """
@@ -57,8 +60,9 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
 
     def fed(one: Batch) -> Feed:
         values, its_ops = _run(model, one, anatomy, names)
-        same_sites = its_ops == ops
-        return Feed(one, names, values, "B = 1") if same_sites else fed_alike(model, anatomy, one, "B = 1")
+        if same_sites(names, ops, its_ops):
+            return Feed(one, names, values, "B = 1")
+        return fed_alike(model, anatomy, one, "B = 1")
 
     reason = ""
     mixes_tokens = any(branch.attention for branch in anatomy.branches)  # else they may be cut
@@ -76,6 +80,17 @@ def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
     note = f"the whole batch at once, not one sequence: {reason or 'nothing to cut'}"
     return Feed(batch, names, whole, note)
+
+
+def same_sites(sites: Iterable[Site], ops: Sequence[OpKey], others: Sequence[OpKey]) -> bool:
+    """Whether each of `sites` is the same op in two forwards with these ops.
+
+    A batch of one has other views than a batch of four, which count only in module calls with a site at one.
+    """
+    if [op for op in ops if op[2] not in LAYOUT] != [op for op in others if op[2] not in LAYOUT]:
+        return False
+    calls = {(site.module, site.call) for site in sites if site.op in LAYOUT}
+    return [op for op in ops if op[:2] in calls] == [op for op in others if op[:2] in calls]
 
 
 def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
