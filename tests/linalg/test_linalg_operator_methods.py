@@ -1,5 +1,7 @@
 """Tests of methods × maps against the dense Jacobian: the chosen method, refusals, advice, memory."""
 
+import time
+
 import pytest
 import torch
 from jacobian_cases import CASES, Case, ConstantBackward, StraightThrough, dense_jacobian
@@ -217,3 +219,22 @@ def test_weights_that_change_under_a_held_graph_are_reported() -> None:
         module.weight.mul_(2)
     with pytest.raises(TangentError, match="modified by an inplace operation"):
         op.rmatvec(torch.ones(6))
+
+
+def test_a_product_with_the_end_of_a_long_graph_does_not_search_all_of_it() -> None:
+    def seconds(before: int) -> float:
+        x = torch.randn(4, requires_grad=True)
+        entry = x * 1.0
+        for _ in range(before):
+            entry = entry * 1.0
+        op = JacobianOperator.on_graph(torch.tanh(entry), entry)
+        v = torch.randn(4)
+        op.matvec(v)  # builds the graph of the adjoint
+        taken = []
+        for _ in range(10):
+            start = time.process_time()
+            op.matvec(v)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    assert seconds(before=30_000) < 5 * seconds(before=1)

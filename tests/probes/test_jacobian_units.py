@@ -1,6 +1,7 @@
 """Tests of the Jacobian probe's parts on maps with known figures."""
 
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from test_probe_jacobian import Block, Model, gpt, ids, measure, value
 from torch import Tensor, nn
 
 from normscope.anatomy import Block as BlockRead
-from normscope.anatomy import Stack, measuring, read_anatomy
+from normscope.anatomy import Site, Stack, measuring, read_anatomy
 from normscope.linalg import Estimate, Status, TokenProjector
 from normscope.linalg.maps import Matrix
 from normscope.probes import Budget, Spending
@@ -20,7 +21,14 @@ from normscope.probes.jacobian.derivative import compare, is_wrong, same_gap, se
 from normscope.probes.jacobian.ends import contraction_error
 from normscope.probes.jacobian.held_graph import hold
 from normscope.probes.jacobian.layers import kernel_of
-from normscope.probes.jacobian.one_sequence import OtherValues, _require_same, _shares, one_sequence
+from normscope.probes.jacobian.one_sequence import (
+    OtherValues,
+    _require_same,
+    _shares,
+    fed_alike,
+    one_sequence,
+    same_sites,
+)
 from normscope.probes.jacobian.workspace import Workspace, is_product
 
 TOKENS, WIDTH = 9, 4
@@ -296,3 +304,37 @@ def test_a_norms_kernel_has_the_direction_of_z_only_where_it_is_erased(eps: floa
         workspace = Workspace(model, anatomy, feed, hold(model, anatomy, feed), "", Spending())
         block: BlockRead = anatomy.blocks[0]
         assert kernel_of(workspace, block).dimension == lost * 3
+
+
+def test_one_sequence_with_the_same_ops_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = Model(8, lambda: Block(8, "pre")), ids(3)
+    anatomy = read_anatomy(model, batch)
+    read = sys.modules["normscope.probes.jacobian.one_sequence"]
+    with measuring(model):
+        again = fed_alike(model, anatomy, batch[:1], "B = 1")
+        monkeypatch.setattr(read, "read_anatomy", pytest.fail)
+        feed = one_sequence(model, batch, anatomy)
+    assert feed.note == "B = 1"
+    assert feed.names == again.names
+
+
+VIEW, ADD = "aten.view.default", "aten.add.Tensor"
+OPS = [("a", 0, VIEW, 0), ("a", 0, ADD, 0), ("b", 0, ADD, 0)]
+
+
+@pytest.mark.parametrize(
+    ("site", "others", "same"),
+    [
+        (("a", ADD), OPS, True),
+        (("a", ADD), OPS[1:], True),
+        (("b", VIEW), OPS[1:], True),
+        (("a", VIEW), OPS[1:], False),
+        (("b", ADD), [OPS[0], OPS[2]], False),
+        (("b", ADD), [OPS[0], OPS[2], OPS[1]], False),
+    ],
+)
+def test_other_views_count_only_beside_a_site_at_a_view(
+    site: tuple[str, str], others: list[tuple[str, int, str, int]], same: bool
+) -> None:
+    module, op = site
+    assert same_sites([Site(module=module, call=0, op=op, nth=0, output=0)], OPS, others) == same

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hand_read import ADD, norm_of
 
+import normscope
 from normscope.anatomy import Branch, Fused, Site
 from normscope.probes.added import added
 from normscope.probes.attention import visible
 from normscope.probes.norms import factor, guarded, normalised
+from normscope.probes.parameters import Parameters
 from normscope.probes.roles import reached
 
 
@@ -58,3 +60,13 @@ def test_a_mask_that_is_in_the_logits_is_read_there() -> None:
     logits = torch.tensor([[[0.0, -torch.inf], [-1e4, 3.0]]])
     seen = visible(logits, torch.zeros(1, 2, 2), True)
     assert seen.tolist() == [[[True, False], [False, True]]]
+
+
+def test_the_parameters_of_a_block_are_in_the_order_of_the_model() -> None:
+    """And those of block 10 are not counted to block 1."""
+    subject = normscope.load("nn:decoder,scheme=pre,depth=11,width=8,heads=2")
+    anatomy = normscope.read_anatomy(subject)
+    found = Parameters(subject.model, anatomy)
+    for block in anatomy.blocks:
+        own = [p for name, p in subject.model.named_parameters() if name.startswith(f"{block.path}.")]
+        assert list(map(id, found.of_block(block))) == list(map(id, own)) != []

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from normscope.anatomy.names import named_modules
+from normscope.collecting import collection_paused
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +35,7 @@ class Call:
 
     def count(self, op: str) -> int:
         """Count an op; return its index among ops of that name in this call."""
-        nth = self.ops[op]
+        nth = self.ops.get(op, 0)  # a Counter makes its zeros in Python, which is slow
         self.ops[op] = nth + 1
         return nth
 
@@ -55,11 +56,12 @@ class ModuleCalls:
     def watching(self) -> Iterator[None]:
         """Follow module calls inside the context; all hooks are removed afterwards."""
         handles = []
-        for module in self._model.modules():
-            if id(module) in self._paths:
-                # Registered through the base class: a traced module refuses its own method, but runs hooks.
-                handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
-                handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
+        with collection_paused():
+            for module in self._model.modules():
+                if id(module) in self._paths:
+                    # Through the base class: a traced module refuses its own method, but runs hooks.
+                    handles.append(nn.Module.register_forward_pre_hook(module, self._enter))
+                    handles.append(nn.Module.register_forward_hook(module, self._leave, always_call=True))
         try:
             yield
         finally:
@@ -69,8 +71,9 @@ class ModuleCalls:
     def _enter(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
         if path is not None:
-            self.current = Call(path, self._seen[path], self.current)
-            self._seen[path] += 1
+            nth = self._seen.get(path, 0)
+            self.current = Call(path, nth, self.current)
+            self._seen[path] = nth + 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if id(module) in self._paths and self.current.parent is not None:

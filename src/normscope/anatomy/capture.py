@@ -15,18 +15,24 @@ from normscope.anatomy.record import changed_by, op_identity, outputs_of
 from normscope.anatomy.types import Site
 
 T = TypeVar("T")
-_Key = tuple[str, int, str, int]
+OpKey = tuple[str, int, str, int]
+"""The call of a module, the name of an op, and its number among ops of that name in the call."""
 
 
 class AtSites(TorchDispatchMode):
-    """A mode that counts ops as the recorder does, and knows which of `sites` each op is."""
+    """A mode that counts ops as the recorder does, and knows which of `sites` each op is.
+
+    Attributes:
+        ops: the ops so far, in their order.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module, sites: Iterable[Site]) -> None:
         super().__init__()
         self.calls = ModuleCalls(model)
-        self._wanted: dict[_Key, list[Site]] = defaultdict(list)
+        self.ops: list[OpKey] = []
+        self._wanted: dict[OpKey, list[Site]] = defaultdict(list)
         for site in sites:
             self._wanted[site.module, site.call, site.op, site.nth].append(site)
 
@@ -34,7 +40,9 @@ class AtSites(TorchDispatchMode):
         """The sites of the op that is about to run, which counts it; and whether it may write in place."""
         name, _, mutable = op_identity(func)
         call = self.calls.current
-        return self._wanted.get((call.path, call.nth, name, call.count(name)), ()), mutable
+        key = (call.path, call.nth, name, call.count(name))
+        self.ops.append(key)
+        return self._wanted.get(key, ()), mutable
 
 
 class _Catcher(AtSites):
@@ -78,7 +86,15 @@ def capture(model: nn.Module, run: Callable[[], T], sites: Iterable[Site]) -> tu
     graph, so `torch.autograd.grad(loss, tensors)` works. A tensor that a later in-place op overwrites is
     returned as an earlier copy, on which the loss does not depend. Sites that did not run are absent.
     """
+    result, found, _ = capture_and_ops(model, run, sites)
+    return result, found
+
+
+def capture_and_ops(
+    model: nn.Module, run: Callable[[], T], sites: Iterable[Site]
+) -> tuple[T, dict[Site, Tensor], Sequence[OpKey]]:
+    """As `capture`, and the ops of the run. Where two runs have equal ops, a site is the same op in both."""
     catcher = _Catcher(model, sites)
     with catcher.calls.watching(), torch.enable_grad(), catcher:
         result = run()
-    return result, catcher.found
+    return result, catcher.found, catcher.ops

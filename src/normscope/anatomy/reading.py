@@ -24,6 +24,7 @@ from normscope.anatomy.graph import Graph
 from normscope.anatomy.measuring import measuring
 from normscope.anatomy.record import record
 from normscope.anatomy.types import Anatomy
+from normscope.collecting import collection_paused
 from normscope.errors import UsageError
 from normscope.subjects.subject import Batch, Subject, call_model
 from normscope.subjects.untouched import untouched
@@ -52,7 +53,8 @@ def read_anatomy(model_or_subject: nn.Module | Subject, batch: Batch | None = No
             from normscope.subjects import make_subject
 
             batch = make_subject(model).batch
-    return assemble(record_forward(model, batch))
+    with collection_paused():
+        return assemble(record_forward(model, batch))
 
 
 def record_forward(model: nn.Module, batch: Batch, with_dropouts: bool = False) -> Graph:

@@ -79,7 +79,7 @@ class KeptGraph:
 
     def hold_pulled(self, cotangent: Tensor) -> Tensor:
         """Jᵀu, its graph by u held for `push`."""
-        u = cotangent.detach().clone().requires_grad_()
+        u = _above(self.outputs, cotangent)
         hooks: Any = nullcontext()
         if self.lean:
             lean = _Lean(u)
@@ -99,6 +99,16 @@ class KeptGraph:
             self.hold_pulled(torch.ones_like(self.outputs))
         assert self._double is not None
         return self._double
+
+
+def _above(y: Tensor, cotangent: Tensor) -> Tensor:
+    """A copy of the cotangent that requires grad and follows y in autograd's graph, with no element of y.
+
+    Autograd searches the graph of Jᵀu for u, and the graph of y with it, but leaves out the nodes below u. So
+    Jv of one block costs as much in a deep model as in a shallow one.
+    """
+    nothing = y.reshape(-1)[:0].to(cotangent)
+    return torch.cat((cotangent.detach().reshape(-1), nothing)).reshape(cotangent.shape)
 
 
 def vjp(

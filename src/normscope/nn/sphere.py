@@ -1,5 +1,7 @@
 """Base class of the models, with nGPT's unit sphere (Loshchilov et al. 2024, arXiv:2410.01131)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -39,25 +41,30 @@ class WholeModel(nn.Module):
 
     def after_step(self) -> None:
         """Normalise nGPT's matrices, apply QK-clip, count the step; call this after each optimiser step."""
-        self.settle()
-        for module in self.modules():
+        modules = list(self.modules())  # a walk over a deep model takes a tenth of a forward
+        _onto_sphere(modules)
+        for module in modules:
             if isinstance(module, Residual):
                 module.advance()
         if self.config.qk_clip is not None:
             clip_queries_and_keys(self, self.config.qk_clip)
 
 
-@torch.no_grad()
 def onto_sphere(model: nn.Module) -> None:
     """Give every vector along the width unit length, if the model's scheme is `on_sphere`.
 
     These vectors are the rows of the embedding, of the head and of the maps that read the stream, and the
     columns of the maps that write to it.
     """
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    _onto_sphere(list(model.modules()))
+
+
+@torch.no_grad()
+def _onto_sphere(modules: Sequence[nn.Module]) -> None:
+    stacks = [module for module in modules if isinstance(module, Stack)]
     if not any(stack.scheme.on_sphere for stack in stacks):
         return
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, Embedding):
             _normalise(module.tokens.weight, rows=True)
         elif isinstance(module, Head):

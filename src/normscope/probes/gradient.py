@@ -76,6 +76,7 @@ class _Rows:
 
     def __init__(self, anatomy: Anatomy, parameters: Parameters, backward: Backward, how: str) -> None:
         self.anatomy, self.parameters, self.backward, self.how = anatomy, parameters, backward, how
+        self._by_id = {id(parameter): parameter for parameter in parameters.all()}
 
     def __iter__(self) -> Iterator[Measurement]:
         yield self._norm_row("gradient/total", "", self.parameters.trained(), self.how)
@@ -147,7 +148,7 @@ class _Rows:
             return not_measured(quantity, branch.site, "no parameter of the branch is trained")
         if self.backward.failure is not None:
             return not_measured(quantity, branch.site, self.backward.failure)
-        parameters = [p for p in self.parameters.all() if id(p) in learnt]
+        parameters = [self._by_id[key] for key in learnt if key in self._by_id]
         moves = any(not is_zero(gradient) for gradient in self.backward.of_all(parameters))
         return value_row(quantity, branch.site, float(moves), how)
 

@@ -1,6 +1,6 @@
 """Parameters by the names an anatomy uses, and which of them belong to a block."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from torch import nn
@@ -20,6 +20,15 @@ class Parameters:
         self.by_name: dict[str, nn.Parameter] = {name: p for name, p in named if p.is_floating_point()}
         self.names = {id(p): name for name, p in reversed(self.by_name.items())}
         """The first name of each parameter, by id."""
+        self._places = {name: place for place, name in enumerate(self.by_name)}
+        self._below: dict[str, list[str]] = defaultdict(
+            list
+        )  # path of a module → names of all its parameters
+        for name in self.by_name:
+            path = name.rpartition(".")[0]
+            while path:
+                self._below[path].append(name)
+                path = path.rpartition(".")[0]
         trained = {id(p) for p in self.by_name.values() if p.requires_grad}
         self.are_frozen = not trained
         self._trained = trained or set(self.names)
@@ -41,11 +50,13 @@ class Parameters:
         """
         norms = [norm.weight for branch in block.branches for norm in branch.norms]
         inside = {*norms, *(projection.parameter for b in block.branches for projection in b.projections)}
+        names = {name for name in inside if name in self.by_name}
         prefixes = [branch.path for branch in block.branches]
         if self._runs[block.path, block.call] == 1:
             prefixes.append(block.path)
-        begins = tuple(f"{prefix}." for prefix in prefixes if prefix)
-        return self._kept(p for name, p in self.by_name.items() if name in inside or name.startswith(begins))
+        for prefix in filter(None, prefixes):
+            names.update(self._below.get(prefix, ()))
+        return self._kept(self.by_name[name] for name in sorted(names, key=self._places.__getitem__))
 
     def sharing(self, block: Block) -> str:
         """Addition to `how` where several blocks run one module, else ""."""

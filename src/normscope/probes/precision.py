@@ -61,8 +61,7 @@ def measure_precision(subject: Subject, anatomy: Anatomy) -> list[Measurement]:
             del captured  # frees the part of the graph that the backward does not need
             own = gradients(loss, weights)
         is_finite_forward = bool(loss.isfinite()) and all(math.isfinite(peak.largest) for peak in peaks)
-        with untouched(model):
-            rows += _gradient_rows(subject, anatomy, parameters, own, is_finite_forward)
+        rows += _gradient_rows(subject, anatomy, parameters, own, is_finite_forward)
     return rows
 
 

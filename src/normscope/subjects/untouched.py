@@ -1,12 +1,13 @@
 """`untouched`: restore a model after a block, whatever the block did."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.collecting import collection_paused
 from normscope.subjects.rng import generators_kept
 
 
@@ -19,23 +20,23 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     Inside, every `.grad` is None, so that nothing adds to the caller's gradients. The *values* of parameters
     are not restored: train on a copy.
     """
-    _reshard(model)
-    modules = [(module, _attributes(module)) for module in model.modules()]
-    # Scripted modules keep their mode elsewhere.
-    modes = [(module, module.training) for module in model.modules()]
-    parameters = [(p, p.data, p.requires_grad, p.grad) for p in model.parameters()]
-    values = [(tensor, tensor.detach().clone()) for tensor in _held_tensors(model)]
+    modules = list(model.modules())
+    _reshard(modules)
+    with collection_paused():
+        attributes = [_attributes(module) for module in modules]
+        modes = [module.training for module in modules]  # scripted modules keep theirs elsewhere
+        parameters = [(p, p.data, p.requires_grad, p.grad) for p in model.parameters()]
+        values = [(tensor, tensor.detach().clone()) for tensor in _held_tensors(model, modules)]
     with generators_kept():
         try:
             for parameter, *_ in parameters:
                 parameter.grad = None
             yield model
         finally:
-            _reshard(model)
-            for module, mode in modes:
+            _reshard(modules)
+            for module, mode, kept in zip(modules, modes, attributes, strict=True):
                 module.training = mode
-            for module, attributes in modules:
-                _restore_attributes(module, *attributes)
+                _restore_attributes(module, *kept)
             for parameter, data, requires_grad, grad in parameters:
                 parameter.grad = None  # the next line refuses a gradient of another dtype
                 parameter.data = data
@@ -47,9 +48,9 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
                         tensor.detach().copy_(value)
 
 
-def _reshard(model: nn.Module) -> None:
+def _reshard(modules: Iterable[nn.Module]) -> None:
     """Free the weights that FSDP gathered for a forward, which would otherwise count as the model's own."""
-    for module in model.modules():
+    for module in modules:
         if hasattr(type(module), "set_reshard_after_forward"):  # an FSDPModule, whose import takes long
             module.reshard()  # type: ignore[operator]
 
@@ -86,7 +87,7 @@ def _restore_attributes(module: nn.Module, attributes: dict[str, Any], contents:
             value.update(contents.get(name, ()))
 
 
-def _held_tensors(model: nn.Module) -> list[Tensor]:
+def _held_tensors(model: nn.Module, modules: Iterable[nn.Module]) -> list[Tensor]:
     """Buffers and tensors that modules hold as plain attributes."""
-    plain = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    plain = [v for m in modules for v in vars(m).values() if isinstance(v, Tensor)]
     return list({id(t): t for t in [*model.buffers(), *plain]}.values())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from normscope.collecting import collection_paused
 from normscope.subjects import untouched
 
 
@@ -20,7 +21,8 @@ def working_copy(model: nn.Module, *, in_place: bool = False) -> Iterator[nn.Mod
     """
     twin = None
     if not in_place:
-        with contextlib.suppress(TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError):
+        refusals = (TypeError, RuntimeError, NotImplementedError, AttributeError, ValueError)
+        with contextlib.suppress(*refusals), collection_paused():
             twin = copy.deepcopy(model)  # raises for a lock, a non-leaf tensor, a handle
     if twin is not None:
         twin.zero_grad(set_to_none=True)

@@ -5,7 +5,7 @@ So cuts are tried. A cut is accepted where the first and the last sequence, run 
 in the batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -13,12 +13,16 @@ from itertools import islice, product
 import torch
 from torch import Tensor, nn
 
-from normscope.anatomy import Anatomy, Site, Stack, capture, read_anatomy
+from normscope.anatomy import Anatomy, Site, Stack, read_anatomy
+from normscope.anatomy.capture import OpKey, capture_and_ops
 from normscope.subjects import Batch, call_model, untouched
 from normscope.subjects.feed import map_tensors, tensors_in
 from normscope.subjects.memory import is_out_of_memory
 
 MAX_CUTS = 8  # most cuts tried along one axis; four tensors, three of them cut or not, have eight
+
+LAYOUT = {f"aten.{name}.default" for name in ("view", "_unsafe_view", "expand", "clone")}
+"""Ops that change no value. Which of them PyTorch runs depends on the sizes, of one batch or of several."""
 
 SAME, GROWTH = 1e-3, 100.0
 """Largest relative distance from the values of the batch; and its largest growth from one site to the next.
@@ -31,8 +35,8 @@ class Feed:
 
     Attributes:
         batch: the sequence.
-        names: site of the anatomy → site in a forward of this batch. The model is read again, because a batch
-            of one has other views than a batch of four, and sites count ops.
+        names: site of the anatomy → site in a forward of this batch. Sites count ops, so the model is read
+            again where sites may be other ops than in a batch of four, see `same_sites`.
         values: the stream at the ends of blocks, by the sites of the anatomy; without a graph.
         note: "B = 1", or why it is not.
     """
@@ -50,21 +54,43 @@ class OtherValues(Exception):
 def one_sequence(model: nn.Module, batch: Batch, anatomy: Anatomy) -> Feed:
     """The first sequence of `batch`; the whole batch where one sequence alone gives other values."""
     names = {site: site for site in sites_of(anatomy)}
-    whole = _values(model, batch, anatomy, names)
+    whole, ops = _run(model, batch, anatomy, names)
     if _length(batch, 0) == 1:
         return Feed(batch, names, whole, "B = 1")
+
+    def fed(one: Batch) -> Feed:
+        values, its_ops = _run(model, one, anatomy, names)
+        if same_sites(names, ops, its_ops):
+            return Feed(one, names, values, "B = 1")
+        return fed_alike(model, anatomy, one, "B = 1")
+
     reason = ""
     mixes_tokens = any(branch.attention for branch in anatomy.branches)  # else they may be cut
     for axis in (0, 1) if mixes_tokens else (0,):
         for cut in _cuts(batch, axis):
             try:
-                return _verified(model, anatomy, cut, whole, _length(batch, axis))
+                first = fed(cut(0))
+                _require_same(whole, first.values, 0, _length(batch, axis))
+                last, _ = _run(model, cut(-1), anatomy, first.names)
+                _require_same(whole, last, -1, _length(batch, axis))
+                return first
             except Exception as error:  # a forward may raise anything on a batch that it was not made for
                 if is_out_of_memory(error):
                     raise
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
     note = f"the whole batch at once, not one sequence: {reason or 'nothing to cut'}"
     return Feed(batch, names, whole, note)
+
+
+def same_sites(sites: Iterable[Site], ops: Sequence[OpKey], others: Sequence[OpKey]) -> bool:
+    """Whether each of `sites` is the same op in two forwards with these ops.
+
+    A batch of one has other views than a batch of four, which count only in module calls with a site at one.
+    """
+    if [op for op in ops if op[2] not in LAYOUT] != [op for op in others if op[2] not in LAYOUT]:
+        return False
+    calls = {(site.module, site.call) for site in sites if site.op in LAYOUT}
+    return [op for op in ops if op[:2] in calls] == [op for op in others if op[:2] in calls]
 
 
 def sites_of(part: Anatomy | Stack) -> Iterator[Site]:
@@ -120,23 +146,14 @@ def _cut(batch: Batch, axes: tuple[int | None, ...], index: int) -> Batch:
     return map_tensors(change, batch)
 
 
-def _verified(
-    model: nn.Module, anatomy: Anatomy, cut: partial[Batch], whole: Mapping[Site, Tensor], length: int
-) -> Feed:
-    """The first sequence, where it and the last one alone have the batch's values; else `OtherValues`."""
-    first = fed_alike(model, anatomy, cut(0), "B = 1")
-    _require_same(whole, first.values, 0, length)
-    _require_same(whole, _values(model, cut(-1), anatomy, first.names), -1, length)
-    return first
-
-
 def fed_alike(model: nn.Module, anatomy: Anatomy, batch: Batch, note: str) -> Feed:
     """A feed of another batch, under the sites of `anatomy`; `OtherValues` where the reading differs."""
     again = read_anatomy(model, batch)
     if _shape(again) != _shape(anatomy):
         raise OtherValues("one sequence alone has another anatomy")
     names = dict(zip(sites_of(anatomy), sites_of(again), strict=True))
-    return Feed(batch, names, _values(model, batch, anatomy, names), note)
+    values, _ = _run(model, batch, anatomy, names)
+    return Feed(batch, names, values, note)
 
 
 def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
@@ -144,16 +161,19 @@ def _shape(anatomy: Anatomy) -> list[list[tuple[str, str]]]:
     return [[(branch.site, branch.placement) for branch in block.branches] for block in anatomy.blocks]
 
 
-def _values(
+def _run(
     model: nn.Module, batch: Batch, anatomy: Anatomy, names: Mapping[Site, Site]
-) -> dict[Site, Tensor]:
-    """The stream at the ends of blocks, and the first attention. The model's state is restored, because a
-    cache of keys would keep an earlier forward's."""
+) -> tuple[dict[Site, Tensor], Sequence[OpKey]]:
+    """The stream at the ends of blocks and the first attention in one forward, and the forward's ops.
+
+    The model's state is restored, because a cache of keys would keep an earlier forward's.
+    """
     wanted = {site for block in anatomy.blocks for site in (block.entry, block.exit)}
     wanted |= set(_first_attention(anatomy))
     with untouched(model):
-        _, found = capture(model, lambda: call_model(model, batch), {names[site] for site in wanted})
-    return {site: found[names[site]].detach() for site in wanted if names[site] in found}
+        sites = {names[site] for site in wanted}
+        _, found, ops = capture_and_ops(model, lambda: call_model(model, batch), sites)
+    return {site: found[names[site]].detach() for site in wanted if names[site] in found}, ops
 
 
 def _first_attention(anatomy: Anatomy) -> list[Site]:
