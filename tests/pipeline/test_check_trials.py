@@ -56,7 +56,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         again(1, 4)
         return LadderForecast((said("trains"),), 3e-4, "not needed", 0)
 
-    def remedies(subject, anatomy, config, before, progress):
+    def remedies(subject, anatomy, config, before, progress, whatever):
         asked["before"] = before.outcome
         progress("remedy clip", 0, 1)
         return Rescue((ATTEMPT,))
