@@ -7,7 +7,7 @@ The first form takes the longer runs of `TRUTH`: the best rate after their first
 at their end. The second takes runs of another length or schedule in `OTHER`: their best rate, and that of
 replica 0 of the same ladder in `TRUTH`, or the one that a forecast names. Ladders of which no run trains are
 left out.
-`cosine-300.jsonl` and `cosine-1000.jsonl` beside this file have runs whose rate falls to zero.
+`cosine-300.jsonl` beside this file has runs whose rate falls to zero.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from normscope.forecast import (
     LadderForecast,
     LadderInterrupted,
 )
-from normscope.forecast.longer import longer_trials
+from normscope.forecast.longer import OF_DECAY, longer_trials
 from normscope.pipeline import Check, try_others
 from normscope.probes import Budget, Spending
 from normscope.report import text_report
@@ -247,10 +247,9 @@ def test_longer_trials_are_made_as_far_as_the_batches_and_the_run_go(
         (
             300,
             {"refine": 0, "schedule": "cosine", "run_steps": 100},
-            "; decaying schedules, such as this run's, were not measured"
-            " (from trials of 36 steps alone: less certain)",
+            f"; {OF_DECAY} (from trials of 36 steps alone: less certain)",
         ),
-        (300, {"schedule": "wsd"}, "; decaying schedules, such as this run's, were not measured"),
+        (300, {"schedule": "wsd"}, f"; {OF_DECAY}"),
         (1, {}, ""),  # a note says why
         (300, {}, ""),
     ],

@@ -12,6 +12,10 @@ from normscope.subjects.repeats import period_of
 from normscope.train import CRITERION_STEPS, Recipe
 
 
+OF_DECAY = "that is at a constant rate: under a cosine to zero, twice as much was best (17 small ladders)"
+"""Caveat of the rate to use where a run's rate falls; docs/forecast-rates.md has the figures."""
+
+
 class LongerTrials(NamedTuple):
     """Longer trials to make.
 
@@ -88,7 +92,7 @@ def with_caveat(
     if ladder.best is None or ladder.best.rate is None:
         return ladder
     if config.decays:
-        reason = f"{ladder.best.reason}; decaying schedules, such as this run's, were not measured"
+        reason = f"{ladder.best.reason}; {OF_DECAY}"
         ladder = dataclasses.replace(ladder, best=dataclasses.replace(ladder.best, reason=reason))
     if asked is None or steps > LONG:
         return ladder
