@@ -11,7 +11,6 @@ from normscope.subjects import Subject
 from normscope.subjects.repeats import period_of
 from normscope.train import CRITERION_STEPS, Recipe
 
-
 OF_DECAY = "that is at a constant rate: under a cosine to zero, twice as much was best (17 small ladders)"
 """Caveat of the rate to use where a run's rate falls; docs/forecast-rates.md has the figures."""
 
