@@ -79,8 +79,9 @@ def decide(
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
-        hidden: what hides the targets, see `subjects.targets.hides_targets`. What a masked model gains below the
-            unigram entropy comes from attention alone, and often after more than 300 steps. Of ids that look random, only a loss under it is decisive: noise stays at it.
+        hidden: what hides the targets, see `subjects.targets.hides_targets`. What a masked model gains below
+            the unigram entropy comes from attention alone, and often after more than 300 steps. Of ids that
+            look random, only a loss under it is decisive: noise stays at it.
         warmup: steps of linear warm-up in the trial.
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
