@@ -6,8 +6,8 @@
 The first form takes the longer runs of `TRUTH`: the best rate after their first 300 steps, and the best one
 at their end. The second takes runs of another length or schedule in `OTHER`: their best rate, and that of
 replica 0 of the same ladder in `TRUTH`, or the one that a forecast names. Ladders of which no run trains are
-left out.
-`cosine-300.jsonl` beside this file has runs whose rate falls to zero.
+left out. `benchmarks.regimes.truth` makes such runs, with `--steps` or `--schedule cosine`; `cosine-300.jsonl`
+beside this file has some.
 """
 
 import argparse
@@ -108,6 +108,8 @@ def named_of(truth: Sequence[Run], forecasts: Sequence[Run]) -> dict[str, float]
 
 def table(found: Sequence[Carried]) -> str:
     """The figures by regime and in all, and the ladders that are not near."""
+    if not found:
+        return "there is no ladder of which a run trains"
     by_regime: dict[str, list[Carried]] = defaultdict(list)
     for each in found:
         by_regime[each.name.split(":")[0]].append(each)
@@ -117,10 +119,11 @@ def table(found: Sequence[Carried]) -> str:
         low, high = wilson(near, len(group))
         lost = [each.lost for each in group if each.lost is not None]
         factors = statistics.geometric_mean(each.best / each.rate for each in group)
+        median = f"{100 * statistics.median(lost):.1f} %" if lost else "an unknown share"
         lines.append(
             f"{regime}: within ×{NEAR:g} on {near} of {len(group)} ({100 * low:.0f} to {100 * high:.0f} %); "
             f"the best is ×{factors:.2f} of the rate (geometric mean); "
-            f"{100 * statistics.median(lost):.1f} % of the fall lost (median), at most 5 % on "
+            f"{median} of the fall lost (median), at most 5 % on "
             f"{sum(each <= 0.05 for each in lost)}"
         )
     lines += [f"  {each.name}: {each.rate:g}, best {each.best:g}" for each in found if not each.is_near]

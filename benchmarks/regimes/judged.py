@@ -12,6 +12,8 @@ from normscope.forecast.ladder import compared, judged_again
 from normscope.forecast.largest_rate import with_doubt
 from normscope.forecast.record import Forecast, ForecastStep
 
+_HIDDEN = {True: "mask", False: ""}
+"""What older records have for `Forecast.hidden`."""
 _STEPS = tuple(ForecastStep.__dataclass_fields__)
 
 
@@ -27,7 +29,7 @@ def forecast_of(record: dict[str, Any]) -> Forecast:
         best_constant=record.get("best_constant"),
         tokens=record.get("tokens", True),
         certainty=record.get("certainty"),
-        hidden=record.get("hidden", False),
+        hidden=_HIDDEN.get(hidden := record.get("hidden", ""), hidden),
         divergence=record.get("divergence"),
     )
 

@@ -14,8 +14,8 @@ def collection_paused() -> Iterator[None]:
     find nothing.
     """
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_on:

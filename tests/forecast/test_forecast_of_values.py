@@ -110,9 +110,9 @@ def test_a_long_trial_has_learnt_by_its_mean_loss(recent: float, outcome: str) -
         for step, loss in ((0, 4.0), (70, 2.6))
     ]
     last = ForecastStep(140, 2.4, 2.2, {"x": 0.5}, 0.5, alignment=0.1, recent_loss=recent)
-    assert decide([*looks, last], 2.304, hidden=True).outcome == outcome
+    assert decide([*looks, last], 2.304, hidden="mask").outcome == outcome
     short = dataclasses.replace(last, step=100)
-    assert decide([*looks, short], 2.304, hidden=True).outcome == "undecided"
+    assert decide([*looks, short], 2.304, hidden="mask").outcome == "undecided"
 
 
 def test_the_digits_that_normscope_brings_are_judged_as_images() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import TIME_CONSTANT, at_full_rate, decide, pace, pull, sinking_diversity
+from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains
 
 
@@ -231,8 +232,8 @@ def test_a_masked_model_is_not_said_to_train_before_it_is_under_the_entropy(
     fall: float, outcome: str
 ) -> None:
     measured = paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT))
-    assert decide(measured, 3.0, hidden=True).outcome == outcome
-    assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden=True).outcome == "trains"
+    assert decide(measured, 3.0, hidden="mask").outcome == outcome
+    assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden="mask").outcome == "trains"
 
 
 @pytest.mark.parametrize("baseline", [3.0, None])
@@ -250,6 +251,18 @@ def test_ids_that_look_random_are_undecided_without_a_loss_under_their_entropy(
     )
     assert decide(paced(2.0, 0.1, -0.5), 3.0, hidden="random").outcome == "trains"
     assert decide(paced(2.0, 0.1, -0.5), None, hidden="random").outcome == "undecided"
+
+
+@pytest.mark.parametrize("steps", [20, CRITERION_STEPS])
+def test_noise_has_no_agreement_so_random_ids_fail_by_their_collapse_alone(steps: int) -> None:
+    def outcomes(diversity: float) -> list[str]:
+        state = {"x": diversity}
+        steps_measured = [ForecastStep(0, None, 3.6, state), ForecastStep(steps // 2, 3.5, 3.5, state)]
+        last = ForecastStep(steps, 3.5, 3.5, state, coherence=0.0, alignment=0.0, recent_loss=3.5)
+        return [decide([*steps_measured, last], 3.0, hidden=hidden).outcome for hidden in ("", "random")]
+
+    assert outcomes(1e-4) == ["plateau", "undecided"]
+    assert outcomes(1e-12) == ["collapses", "collapses"]
 
 
 def test_a_number_that_is_predicted_from_ids_that_look_random_is_judged_as_any_other() -> None:
@@ -287,11 +300,11 @@ def whole_run(last: float, half: float, steps: int = CRITERION_STEPS, diversity:
     return [first, middle, ForecastStep(steps, last, last, state, 0.2, alignment=0.1, recent_loss=last)]
 
 
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("hidden", ["", "mask"])
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("diversity", [0.1, 1e-5, 1e-12])
 def test_a_trial_as_long_as_a_run_is_judged_by_its_last_losses_alone(
-    diversity: float, tokens: bool, hidden: bool
+    diversity: float, tokens: bool, hidden: Hidden
 ) -> None:
     generator = random.Random(0)
     for _ in range(50):

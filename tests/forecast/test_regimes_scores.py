@@ -281,6 +281,8 @@ def test_a_rate_is_carried_over_to_longer_runs_and_to_others() -> None:
     (found,) = carried_over.of_others(carried_over.best_of(runs[3:]), others)
     assert (found.rate, found.best) == (1e-3, 1e-4)
     assert "within ×2 on 0 of 1" in carried_over.table([found])
+    assert "an unknown share" in carried_over.table([found._replace(lost=None)])
+    assert carried_over.table([]) == "there is no ladder of which a run trains"
     assert not carried_over.of_others({"a: x": 1e-3}, _ended("a: x", [2.0, 1.95, None])), "none trains"
 
 

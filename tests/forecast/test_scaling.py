@@ -88,7 +88,7 @@ def test_blocks_of_two_placements_have_no_law() -> None:
         ({"warmup": 9}, "not measured with a warm-up"),
         ({"optimizer": "sgd"}, "not measured with sgd"),
         ({"tokens": False}, "predict the next token"),
-        ({"hidden": True}, "predict the next token"),
+        ({"hidden": "mask"}, "predict the next token"),
         ({"own": True}, "by its size"),
     ],
 )

@@ -221,6 +221,16 @@ def test_weights_that_change_under_a_held_graph_are_reported() -> None:
         op.rmatvec(torch.ones(6))
 
 
+def test_products_do_not_need_grad_mode() -> None:
+    module, x, v = nn.Linear(6, 6), torch.randn(6), torch.randn(6)
+    entry = torch.randn(6, requires_grad=True) * 1.0
+    on_graph = JacobianOperator.on_graph(module(entry), entry)
+    with torch.no_grad():
+        expected = v @ module.weight.T
+        torch.testing.assert_close(on_graph.matvec(v), expected)
+        torch.testing.assert_close(JacobianOperator(module, x).matvec(v), expected)
+
+
 def test_a_product_with_the_end_of_a_long_graph_does_not_search_all_of_it() -> None:
     def seconds(before: int) -> float:
         x = torch.randn(4, requires_grad=True)

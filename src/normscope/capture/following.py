@@ -276,9 +276,8 @@ class Following(Counting):
         check, model = self.check, self.model if self.start.model is None else self.start.model
         unknown = dataclasses.replace(check.subject, model=model, unigram_entropy=None, best_constant=None)
         with timed(check.cost, "targets"):
-            found, self._baseline_notes = with_baseline(
-                unknown, len(self.kept)
-            )  # its own steps took them all
+            # All batches are those of the script's own steps.
+            found, self._baseline_notes = with_baseline(unknown, taken=len(self.kept))
         check.subject = dataclasses.replace(found, model=self.model)
 
     def _recipe_of_copies(self) -> Recipe:

@@ -107,7 +107,7 @@ def _is_promising(rung: Forecast) -> bool:
     An undecided one may, and a masked model's slow one, which often needs more than 300 steps; not where
     nothing is known that its loss should get under.
     """
-    is_open = rung.outcome == "undecided" or (rung.hidden and rung.outcome == "slow")
+    is_open = rung.outcome == "undecided" or (rung.hidden == "mask" and rung.outcome == "slow")
     return is_open and rung.baseline.loss is not None
 
 

@@ -129,7 +129,7 @@ def as_forecast(
         subject.best_constant,
         is_of_tokens(subject.batch),
         None if may_be_slow else certainty(decision, curve),
-        hides_targets(subject.batch) == "mask",
+        hides_targets(subject.batch),
         divergence_risk(config.optimizer_name, config.lr, curve, anatomy),
     )
     return unless_noise(found, subject, config)

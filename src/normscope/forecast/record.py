@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normscope.subjects.subject import Baseline
+from normscope.subjects.targets import Hidden
 
 Outcome = Literal[
     "trains", "collapses", "plateau", "diverges", "slow", "needs-warmup", "undecided", "not measured"
@@ -68,7 +69,7 @@ class Forecast:
         best_constant: loss of the best constant output, for a loss that is no cross-entropy; None if unknown.
         tokens: whether the model is fed token ids.
         certainty: probability from 0 to 1 that the run trains; None if the outcome leaves it open.
-        hidden: whether the input hides the targets, as in a masked language model.
+        hidden: what hides the targets, see `subjects.targets.hides_targets`.
         divergence: risk from 0 to 1 that the run diverges within 300 steps, see `divergence_risk`; None if it
             is unknown.
     """
@@ -85,7 +86,7 @@ class Forecast:
     best_constant: float | None = None
     tokens: bool = True
     certainty: float | None = None
-    hidden: bool = False
+    hidden: Hidden = ""
     divergence: float | None = None
 
     @property

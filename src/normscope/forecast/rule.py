@@ -65,7 +65,7 @@ def decide(
     *,
     unit: float = 1.0,
     tokens: bool = True,
-    hidden: Hidden | bool = "",
+    hidden: Hidden = "",
     warmup: int = 0,
     ahead: float | None = None,
 ) -> Decision:
@@ -79,9 +79,9 @@ def decide(
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
-        hidden: what hides the targets, see `subjects.targets.hides_targets`; True is a mask. What a masked
-            model gains below the unigram entropy comes from attention alone, and often after more than 300
-            steps. Of ids that look random, only a loss under it is decisive: noise stays at it.
+        hidden: what hides the targets, see `subjects.targets.hides_targets`. What a masked model gains below
+            the unigram entropy comes from attention alone, and often after more than 300 steps. Of ids that
+            look random, only a loss under it is decisive: noise stays at it.
         warmup: steps of linear warm-up in the trial.
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
@@ -107,7 +107,7 @@ def _by_trial(
     baseline: float | None,
     unit: float,
     tokens: bool,
-    hidden: Hidden | bool,
+    hidden: Hidden,
     warmup: int,
     ahead: float | None,
 ) -> Decision:
@@ -126,7 +126,7 @@ def _by_trial(
     if not tokens:
         return _by_agreement(curve, margins, baseline)
     found = _by_margins(curve, margins, score, _baseline_name(tokens, unit))
-    if hidden and hidden != "random" and found.outcome == "trains":
+    if hidden == "mask" and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
 
@@ -134,10 +134,10 @@ def _by_trial(
 def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -> Decision:
     """A decision on ids that look random: they may be noise, unless the loss itself shows that they are not.
 
-    A failure that noise does not explain stays one.
+    A failure that noise does not explain stays one. A plateau may be noise: batches of it never agree.
     """
     is_shown = baseline is not None and has_learnt(last, baseline, 1.0)
-    if found.outcome not in ("trains", "slow") or (found.outcome == "trains" and is_shown):
+    if found.outcome not in ("trains", "slow", "plateau") or (found.outcome == "trains" and is_shown):
         return found
     bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"
     said = f"The ids look random: if they are, the loss falls below {bound} only by memorising"
@@ -150,7 +150,7 @@ def _by_run(
     baseline: float,
     unit: float,
     name: str,
-    hidden: Hidden | bool,
+    hidden: Hidden,
 ) -> Decision:
     """Decide a trial that is as long as a run by its mean loss at the end, as `train.trains` does.
 

@@ -66,7 +66,7 @@ def _why_not(best: BestRate, rungs: tuple[Forecast, ...], own_rates: bool) -> st
         return "not measured with a warm-up"
     if rungs[0].optimizer.lower() not in ("adam", "adamw"):
         return f"not measured with {rungs[0].optimizer}"
-    if not rungs[0].tokens or rungs[0].hidden or rungs[0].unigram_entropy is None:
+    if not rungs[0].tokens or rungs[0].hidden == "mask" or rungs[0].unigram_entropy is None:
         return "only measured on models that predict the next token"
     return "the model sets its rates by its size (μP)" if own_rates else ""
 

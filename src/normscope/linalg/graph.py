@@ -101,6 +101,7 @@ class KeptGraph:
         return self._double
 
 
+@torch.enable_grad()
 def _above(y: Tensor, cotangent: Tensor) -> Tensor:
     """A copy of the cotangent that requires grad and follows y in autograd's graph, with no element of y.
 

@@ -21,9 +21,8 @@ class Parameters:
         self.names = {id(p): name for name, p in reversed(self.by_name.items())}
         """The first name of each parameter, by id."""
         self._places = {name: place for place, name in enumerate(self.by_name)}
-        self._below: dict[str, list[str]] = defaultdict(
-            list
-        )  # path of a module → names of all its parameters
+        self._below: dict[str, list[str]] = defaultdict(list)
+        """Path of a module → names of all its parameters."""
         for name in self.by_name:
             path = name.rpartition(".")[0]
             while path:

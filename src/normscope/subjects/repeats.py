@@ -60,5 +60,5 @@ def sequences_repeat(batches: Batches, num: int) -> bool:
 
 def _sequences(batch: Batch) -> list[str]:
     """A hash of each sequence that the model reads."""
-    tensors = tensors_in(batch)[:1]
+    tensors = [tensor.detach().cpu() for tensor in tensors_in(batch)[:1]]  # one copy, not one for each row
     return [fingerprint([row]) for tensor in tensors for row in (tensor if tensor.ndim > 1 else tensor[None])]
