@@ -224,3 +224,14 @@ def test_progress_within_a_stage_is_told_every_few_seconds(
     script.process = Process()  # type: ignore[assignment]
     script.wait(told.append)
     assert told == ["rates, step 0 of 9", "remedies", "done"]
+
+
+def test_a_script_on_numbers_is_judged_by_its_short_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = here.watched("points.py", tmp_path, Settings("points.py", budget="fast"), monkeypatch)
+    report = folder.report()
+    assert report is not None
+    assert report.forecast is not None
+    assert report.forecast.curve[-1].coherence is not None, "which takes the loss without the input"
+    assert report.forecast.outcome == "trains"

@@ -159,6 +159,8 @@ class Following(Counting):
             self.diverged_at = self.step
         if is_over or is_measured:
             with self._apart():
+                if self.step == self.settings.steps and not self._only_losses:
+                    self._find_baseline()  # without it, batches that are no tokens are not compared
                 self._measure(self.step if is_over else None)
                 self.store_so_far()
         self.folder.count(self.step)
