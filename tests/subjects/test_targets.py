@@ -57,6 +57,14 @@ def test_random_ids_are_recognised(size: int, rows: int) -> None:
     assert all(each is not None and 0.9 * size < each <= size for each in found)
 
 
+def test_delimiters_do_not_hide_that_ids_are_random() -> None:
+    ids = torch.randint(59, (64, 2))
+    with_equals = torch.cat([ids[:, :1], torch.full((64, 1), 60), ids[:, 1:], torch.full((64, 1), 61)], 1)
+    found = num_random_ids({"ids": with_equals, "labels": torch.randint(59, (64,))})
+    assert found is not None
+    assert found <= 59
+
+
 def test_text_positions_and_small_batches_are_not_taken_for_random_ids() -> None:
     words = Path(argparse.__file__).read_text(encoding="utf-8").split()
     order = torch.randperm(50257).tolist()  # as a tokenizer spreads frequent words over its ids

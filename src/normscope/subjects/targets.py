@@ -75,7 +75,7 @@ def num_random_ids(batch: Batch) -> int | None:
     Equal pairs among n uniform draws of V ids number n(n−1)/2V, give or take the root of that. Text has many
     times as many, a table of positions fewer. Small batches, or few different ids, show nothing.
     """
-    for ids in tensors_in(batch):
+    for ids in map(_varied, tensors_in(batch)):
         if ids.dtype not in (torch.int64, torch.int32) or ids.numel() < FEWEST_DRAWS or int(ids.min()) < 0:
             continue
         count, size = ids.numel(), int(ids.max()) + 1
@@ -84,6 +84,11 @@ def num_random_ids(batch: Batch) -> int | None:
         is_even = abs(pairs - expected) <= 4 * math.sqrt(expected) + 2
         return size if is_even and size >= FEWEST_IDS else None
     return None
+
+
+def _varied(ids: Tensor) -> Tensor:
+    """The places at which sequences (B, T) differ: those of delimiters, alike in all, tell nothing of ids."""
+    return ids[:, (ids != ids[:1]).any(0)] if ids.ndim == 2 and len(ids) > 1 else ids
 
 
 def batch_entropy(batch: Batch) -> float | None:
