@@ -20,6 +20,7 @@ HIDDEN = 0.5
 """Share of the tokens with a target that are the mask, from which a model is a masked one; BERT has 0.8."""
 FEWEST_DRAWS = 128  # ids of a batch from which text has clearly more equal pairs than random ids
 FEWEST_TARGETS = 8  # targets of a batch below which nothing is said of their inputs
+FEWEST_SEQUENCES = 4  # sequences of a batch from which a place that is alike in all is no accident
 FEWEST_IDS = 16  # different ids below which an even spread is usual: bases of DNA, digits
 
 
@@ -88,7 +89,7 @@ def num_random_ids(batch: Batch) -> int | None:
 
 def _varied(ids: Tensor) -> Tensor:
     """The places at which sequences (B, T) differ: those of delimiters, alike in all, tell nothing of ids."""
-    return ids[:, (ids != ids[:1]).any(0)] if ids.ndim == 2 and len(ids) > 1 else ids
+    return ids[:, (ids != ids[:1]).any(0)] if ids.ndim == 2 and len(ids) >= FEWEST_SEQUENCES else ids
 
 
 def batch_entropy(batch: Batch) -> float | None:
