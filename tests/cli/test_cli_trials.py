@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
 from normscope.cli.main import run
 from normscope.forecast import rates_around
@@ -87,3 +89,32 @@ def test_refined_rates_mean_a_ladder(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["check", *QUICK, "--rates", "1e-3,1e-4", "--refine", "40", "--format", "json"]) == 0
     rungs = json.loads(capsys.readouterr().out)["ladder"]["rungs"]
     assert 40 in [rung["steps"] for rung in rungs]
+
+
+DRAWS = """
+import torch
+from normscope.nn import build
+
+def drawn():
+    while True:
+        yield torch.randint(200, (2, 16))
+
+def factory():
+    return build("decoder", scheme="pre", depth=1, width=16, heads=2), drawn(), None
+"""
+
+
+def test_batches_that_a_factory_draws_from_the_global_generator_are_those_of_the_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "draws.py"
+    model.write_text(DRAWS)
+    quick = ["--steps", "3", "--budget", "fast", "--fail-on", "never"]
+    words = ["check", f"{model}:factory", *quick, "--format", "json"]
+    losses = []
+    for seed in ("0", "0", "1"):
+        torch.seed()
+        assert run([*words, "--seed", seed]) == 0
+        curve = json.loads(capsys.readouterr().out)["forecast"]["curve"]
+        losses.append([look["train_loss"] for look in curve])
+    assert losses[0] == losses[1] != losses[2]

@@ -222,6 +222,7 @@ def command(
     import normscope
     from normscope.probes.quantisation import formats_to_round
     from normscope.subjects import load
+    from normscope.subjects.rng import seeded
 
     formats_to_round(quantise)  # refused before the model is loaded
     rungs = None if rates is None else rates_given(rates)
@@ -232,9 +233,11 @@ def command(
         if rungs is None:
             rungs = rates_around_run(subject.run, settings) if forecast or refine else []
         try:
-            report = normscope.check(
-                subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
-            )
+            # PyTorch starts its generator anew in each process, and a factory may draw its batches from it.
+            with seeded(subject.seed):
+                report = normscope.check(
+                    subject, **settings, forecast_rates=rungs, progress=progress, reraise=traceback
+                )
         except normscope.CheckInterrupted as stop:
             report, interrupted = stop.report, True
             print("normscope: interrupted; the report has the measurements so far", file=sys.stderr)
