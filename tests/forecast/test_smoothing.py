@@ -18,12 +18,14 @@ WIDTHS, SHARES = (10, 256, 4000), (0.05, 0.1, 0.3)
 
 
 def gradient_of(
-    logits: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32, **options: object
-) -> Tensor:
+    logits: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1, **options: object
+) -> tuple[Tensor, float]:
+    """Gradient of a cross-entropy times `factor` by the logits, and its value."""
     leaf = logits.clone().requires_grad_()
-    F.cross_entropy(leaf.to(dtype), targets, **options).backward()  # type: ignore[arg-type]
+    loss = factor * F.cross_entropy(leaf.to(dtype), targets, **options)  # type: ignore[arg-type]
+    loss.backward()
     assert leaf.grad is not None
-    return leaf.grad
+    return leaf.grad, float(loss.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -31,21 +33,24 @@ def gradient_of(
 def test_the_share_is_found_in_the_gradient(width: int, share: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     logits, targets = torch.randn(64, width), torch.randint(width, (64,))
-    gradient = gradient_of(logits, targets, dtype, label_smoothing=share)
-    assert torch.equal(gradient.argmin(1), targets)
-    assert smoothing_of(logits, gradient, targets) == pytest.approx(share, abs=0.005)
+    for factor in (1, 0.98, 64):
+        gradient, loss = gradient_of(logits, targets, dtype, factor, label_smoothing=share)
+        assert torch.equal(gradient.argmin(1), targets)
+        assert smoothing_of(logits, gradient, targets, loss) == pytest.approx(share, abs=0.007, rel=0.05)
 
 
 def test_other_losses_have_no_smoothing() -> None:
     torch.manual_seed(0)
     logits, targets = torch.randn(64, 10), torch.randint(10, (64,))
-    weights = torch.linspace(0.5, 2, 10)
-    assert smoothing_of(logits, gradient_of(logits, targets, weight=weights), targets) == 0
-    assert smoothing_of(logits, -gradient_of(logits, targets).abs(), targets) == 0, "no row has a sum of 0"
+    weighted, loss = gradient_of(logits, targets, weight=torch.linspace(0.5, 2, 10))
+    assert smoothing_of(logits, weighted, targets, loss) == 0
+    plain, loss = gradient_of(logits, targets)
+    assert smoothing_of(logits, -plain.abs(), targets, loss) == 0, "no row has a sum of 0"
     wide = torch.randn(64, 4000, requires_grad=True)
-    F.mse_loss(wide, torch.randn(64, 4000)).backward()
+    squared = F.mse_loss(wide, torch.randn(64, 4000))
+    squared.backward()
     assert wide.grad is not None
-    assert smoothing_of(wide.detach(), wide.grad, wide.grad.argmin(1)) == 0
+    assert smoothing_of(wide.detach(), wide.grad, wide.grad.argmin(1), float(squared.detach())) == 0
 
 
 @pytest.mark.parametrize(("width", "share"), list(itertools.product(WIDTHS, SHARES)))
@@ -107,3 +112,18 @@ def test_the_loss_to_beat_is_that_of_smoothed_targets() -> None:
     subject, notes = with_baseline(make_subject(Bytes(), windows(), smoothed))
     assert subject.unigram_entropy == pytest.approx(float(-(shares * shares.log()).sum()), abs=0.05)
     assert any("label smoothing of 0.2" in note for note in notes)
+
+
+def test_a_sum_that_is_divided_by_all_labels_has_the_entropy_times_that_share() -> None:
+    """The Trainer of transformers divides the sum over T − 1 targets by T labels."""
+
+    def over_all(logits: Tensor, ids: Tensor) -> Tensor:
+        total = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+        return total / ids.numel()
+
+    subject, notes = with_baseline(make_subject(Bytes(), (ids[:, :17] for ids in windows()), over_all))
+    shares = (1 / torch.arange(1.0, 257)).double()
+    shares /= shares.sum()
+    entropy = float(-(shares * shares.log()).sum())
+    assert subject.unigram_entropy == pytest.approx(16 / 17 * entropy, abs=0.05)
+    assert not notes

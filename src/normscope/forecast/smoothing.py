@@ -9,29 +9,35 @@ Szegedy et al. 2016, arXiv:1512.00567, section 7.
 import numpy as np
 from torch import Tensor
 
-LEAST, MOST = 0.005, 0.5
-"""Shares between which it is smoothing. The rounding of bfloat16 shows as the least; a regression's as 1."""
+LEAST, MOST = 0.01, 0.5
+"""Shares between which it is smoothing. The rounding of bfloat16 shows as less; a regression's as 1."""
 SCATTER = 0.01
 """Largest standard deviation of the share between rows; a loss with weights of its own has more."""
 SUM = 0.05
 """Largest sum of a row's gradient as a share of its size; that of a softmax is 0 but for rounding."""
 
 
-def smoothing_of(logits: Tensor, gradient: Tensor, targets: Tensor) -> float:
-    """Share ε of label smoothing in a mean cross-entropy; 0 without.
+def smoothing_of(logits: Tensor, gradient: Tensor, targets: Tensor, loss: float) -> float:
+    """Share ε of label smoothing in a cross-entropy; 0 without.
 
-    The gradient in each of the N rows is (softmax − target) / N.
+    With a factor r, the loss of N rows is r·((1 − ε)·C + ε·U), C its mean for the targets and U for all ids,
+    and its gradient at the target of a row is −r·(1 − ε + ε/V − softmax)/N. These two give r and ε.
 
     Args:
         logits: (N, V).
         gradient: of the loss by these, (N, V).
         targets: ids (N,).
+        loss: its value.
     """
     num, width = logits.shape
-    at_target = (logits.softmax(1) - num * gradient).gather(1, targets[:, None])  # 1 − ε + ε/V
-    shares = (1 - at_target) * width / max(1, width - 1)
-    share = float(shares.mean())
-    is_even = float(shares.std(correction=0)) <= SCATTER
+    log = logits.log_softmax(1)
+    at_target = log.gather(1, targets[:, None])
+    ours, all_ids = -float(at_target.mean()), -float(log.mean())
+    pulls, misses = -num * gradient.gather(1, targets[:, None]), 1 - at_target.exp()
+    pull, missed = float(pulls.mean()), float(misses.mean())
+    share = (loss * missed - pull * ours) / (loss * (1 - 1 / width) + pull * (all_ids - ours))
+    factor = loss / ((1 - share) * ours + share * all_ids)
+    is_even = float((misses - pulls / factor).std(correction=0)) <= SCATTER
     is_of_softmax = bool((gradient.sum(1).abs() <= SUM * gradient.abs().sum(1)).all())
     return share if is_even and is_of_softmax and LEAST < share < MOST else 0.0
 

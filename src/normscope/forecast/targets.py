@@ -87,7 +87,9 @@ class Rows:
     @functools.cached_property
     def smoothing(self) -> float:
         """Share of label smoothing; 0 without."""
-        return smoothing_of(self.logits, self.gradient, self.gradient.argmin(1)) if len(self.logits) else 0.0
+        if not len(self.logits) or not self.loss > 0:
+            return 0.0
+        return smoothing_of(self.logits, self.gradient, self.gradient.argmin(1), self.loss)
 
     @property
     def cross_entropy(self) -> float:
@@ -196,7 +198,7 @@ def _rows(loss: Tensor, leaves: Sequence[Tensor], dtypes: Sequence[torch.dtype])
 class Stored:
     """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`.
 
-    The loss on them has a share of label smoothing over `width` ids.
+    The loss on them has a share of label smoothing over `width` ids, and is `factor` times their mean.
     """
 
     index: int
@@ -204,6 +206,11 @@ class Stored:
     ignored: int
     smoothing: float = 0.0
     width: int = 0
+    factor: float = 1.0
+
+    def number(self, batch: Batch) -> int:
+        """Number of ids in the tensor that are not `ignored`, also before `shift`."""
+        return int((tensors_in(batch)[self.index] != self.ignored).sum())
 
     def sequences(self, batch: Batch) -> list[np.ndarray]:
         """The targets of a batch, one array (N,) for each sequence, or for each sample with one target."""
@@ -264,7 +271,7 @@ def targets_entropy(subject: Subject) -> TargetsEntropy:
         raise UnknownEntropyError(said)
     entropy, share = float(result.value), place.smoothing
     value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
-    return TargetsEntropy(value, entropy, share)
+    return TargetsEntropy(place.factor * value, place.factor * entropy, share)
 
 
 def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
@@ -306,7 +313,11 @@ def _rows_of(subject: Subject, batches: Sequence[Batch]) -> Iterator[Rows]:
 
 
 def _place(batch: Batch, rows: Rows) -> Stored:
-    """Place of the targets in a batch; NoTargetsError if it has none or the loss is not their mean."""
+    """Place of the targets in a batch; NoTargetsError if it has none or the loss is not their mean.
+
+    The sum may also be divided by the number of all labels, though the first one of each sequence is no
+    target: the Trainer of transformers does so.
+    """
     targets = rows.targets
     if not len(targets):
         raise NoTargetsError(NOT_OF_OUTPUTS)
@@ -314,9 +325,11 @@ def _place(batch: Batch, rows: Rows) -> Stored:
     # The log-probabilities and their mean are rounded by half of eps each; sums in that type add less than
     # TOLERANCE (measured: 1.4 eps in all).
     rounding = torch.finfo(rows.dtype).eps * abs(expected)
-    if not abs(rows.loss - expected) <= TOLERANCE + rounding:
-        raise UnknownEntropyError(f"the loss is {rows.loss:.3g}, and the mean cross-entropy {expected:.3g}")
     place = stored(batch, targets)
+    factors = [1.0] if place is None else [1.0, len(targets) / place.number(batch)]
+    fits = [each for each in factors if abs(rows.loss - each * expected) <= TOLERANCE + rounding]
+    if not fits:
+        raise UnknownEntropyError(f"the loss is {rows.loss:.3g}, and the mean cross-entropy {expected:.3g}")
     if place is None:
         raise UnknownEntropyError(NOT_STORED)
-    return dataclasses.replace(place, smoothing=rows.smoothing, width=rows.logits.shape[1])
+    return dataclasses.replace(place, smoothing=rows.smoothing, width=rows.logits.shape[1], factor=fits[0])
