@@ -1,4 +1,4 @@
-"""Whether the learning rate for 300 steps at a constant rate is near the best one of other runs.
+"""Comparison of the learning rate for 300 steps at a constant rate with the best one of other runs.
 
     python -m benchmarks.regimes.carried_over TRUTH
     python -m benchmarks.regimes.carried_over TRUTH --other OTHER [--forecasts FORECASTS]
@@ -65,7 +65,7 @@ def early(runs: Runs) -> dict[float, float]:
 
 
 def carried(name: str, rate: float, runs: Runs) -> Carried | None:
-    """How a rate does in other runs; None if none of them trains."""
+    """Comparison of a rate with the best one of other runs; None if none of them trains."""
     losses = lasts(runs)
     if not any(run["trains"] for run in runs.values()):
         return None

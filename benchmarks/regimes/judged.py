@@ -13,7 +13,7 @@ from normscope.forecast.largest_rate import with_doubt
 from normscope.forecast.record import Forecast, ForecastStep
 
 _HIDDEN = {True: "mask", False: ""}
-"""What older records have for `Forecast.hidden`."""
+"""Value of `Forecast.hidden` for each value in older records."""
 _STEPS = tuple(ForecastStep.__dataclass_fields__)
 
 
