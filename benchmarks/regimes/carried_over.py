@@ -6,8 +6,8 @@
 The first form takes the longer runs of `TRUTH`: the best rate after their first 300 steps, and the best one
 at their end. The second takes runs of another length or schedule in `OTHER`: their best rate, and that of
 replica 0 of the same ladder in `TRUTH`, or the one that a forecast names. Ladders of which no run trains are
-left out. `benchmarks.regimes.truth` makes such runs, with `--steps` or `--schedule cosine`; `cosine-300.jsonl`
-beside this file has some.
+left out. `benchmarks.regimes.truth` makes such runs, with `--steps` or `--schedule cosine`; there are some in
+`cosine-300.jsonl`.
 """
 
 import argparse
