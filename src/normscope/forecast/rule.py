@@ -140,7 +140,8 @@ def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -
     if found.outcome not in ("trains", "slow", "plateau") or (found.outcome == "trains" and is_shown):
         return found
     bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"
-    said = f"The ids look random: if they are, the loss falls below {bound} only by memorising"
+    unless = "unless the targets follow from the input, the loss falls below"
+    said = f"The ids look random: {unless} {bound} only by memorising"
     return Decision("undecided", f"{found.reason}. {said}")
 
 
