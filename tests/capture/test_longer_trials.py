@@ -235,3 +235,18 @@ def test_a_script_on_numbers_is_judged_by_its_short_trial(
     assert report.forecast is not None
     assert report.forecast.curve[-1].coherence is not None, "which takes the loss without the input"
     assert report.forecast.outcome == "trains"
+
+
+def test_the_loss_to_beat_is_sought_once_in_the_same_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[int] = []
+    seek = following.with_baseline
+
+    def counted(subject: Any, taken: int) -> Any:
+        sought.append(taken)
+        return seek(subject, taken)
+
+    monkeypatch.setattr(following, "with_baseline", counted)
+    here.watched("points.py", tmp_path, Settings("points.py", budget="fast"), monkeypatch)
+    assert sought == [20]

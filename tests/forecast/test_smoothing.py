@@ -89,6 +89,15 @@ def test_a_sample_shows_the_smoothed_entropy_of_its_text(share: float) -> None:
     assert found == pytest.approx(-float((text * np.log(text)).sum()), abs=0.05)
 
 
+@pytest.mark.parametrize(("width", "more"), [(256, 0.2), (16_000, 0.4)])
+def test_smoothing_adds_to_the_entropy_of_a_zipf_law_what_the_docs_say(width: int, more: float) -> None:
+    shares = 1 / np.arange(1, width + 1)
+    text = np.repeat(np.arange(width), np.round(1e5 * shares).astype(int))
+    shares = np.bincount(text) / len(text)
+    entropy = -float((shares * np.log(shares)).sum())
+    assert smoothed_entropy(text, entropy, 0.1, width) - entropy == pytest.approx(more, abs=0.05)
+
+
 class Bytes(nn.Module):
     def __init__(self) -> None:
         super().__init__()

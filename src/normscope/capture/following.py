@@ -90,6 +90,7 @@ class Following(Counting):
         self.diverged_at: int | None = None
         self._notes = list(notes)
         self._baseline_notes: tuple[str, ...] = ()
+        self._baseline_of = 0  # batches in which it was sought
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
         self._judged_at: int | None = None
@@ -275,6 +276,9 @@ class Following(Counting):
 
     def _find_baseline(self) -> None:
         """Find the loss to beat in the batches so far, with the first weights: the last ones may be NaN."""
+        if self._baseline_of == len(self.kept):
+            return
+        self._baseline_of = len(self.kept)
         check, model = self.check, self.model if self.start.model is None else self.start.model
         unknown = dataclasses.replace(check.subject, model=model, unigram_entropy=None, best_constant=None)
         with timed(check.cost, "targets"):

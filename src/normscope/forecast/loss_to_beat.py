@@ -4,7 +4,7 @@ import dataclasses
 
 from normscope.errors import BatchesError, describe
 from normscope.forecast.baseline import best_constant
-from normscope.forecast.targets import NoTargetsError, TargetsEntropy, UnknownEntropyError, targets_entropy
+from normscope.forecast.targets import KnownEntropy, NoTargetsError, UnknownEntropyError, targets_entropy
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.repeats import sequences_repeat
@@ -51,7 +51,8 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
         return subject, (f"the entropy of the targets is not known: {describe(error)}",)
 
 
-def _with_entropy(subject: Subject, found: TargetsEntropy) -> tuple[Subject, tuple[str, ...]]:
+def _with_entropy(subject: Subject, found: KnownEntropy) -> tuple[Subject, tuple[str, ...]]:
+    """The subject with the entropy of its targets, and a note on label smoothing."""
     said = (
         f"the loss has a label smoothing of {found.smoothing:.2g}: the entropy of its targets is "
         f"{found.value:.2f} nats, {found.plain:.2f} without it"

@@ -98,7 +98,7 @@ class Rows:
         return float(found)
 
 
-class TargetsEntropy(NamedTuple):
+class KnownEntropy(NamedTuple):
     """Entropy of the targets' frequencies in nats, with and without label smoothing, and its share."""
 
     value: float
@@ -238,7 +238,7 @@ def stored(batch: Batch, targets: Tensor) -> Stored | None:
     return None
 
 
-def targets_entropy(subject: Subject) -> TargetsEntropy:
+def targets_entropy(subject: Subject) -> KnownEntropy:
     """Entropy of the targets' frequencies in the data from which a user's batches come.
 
     The gradient of the loss gives the targets of two batches, and so their place in a batch. The other
@@ -271,7 +271,7 @@ def targets_entropy(subject: Subject) -> TargetsEntropy:
         raise UnknownEntropyError(said)
     entropy, share = float(result.value), place.smoothing
     value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
-    return TargetsEntropy(place.factor * value, place.factor * entropy, share)
+    return KnownEntropy(place.factor * value, place.factor * entropy, share)
 
 
 def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
