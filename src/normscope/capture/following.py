@@ -141,7 +141,7 @@ class Following(Counting):
         first = dict(cast(Mapping[str, Any], next(self.kept())))
         first.pop(LOSS_INPUTS)
         forward = Forward(self.model, first, loss, None)
-        self.kept, self.curve = Forwards(), []
+        self.kept, self.curve, self._baseline_of = Forwards(), [], 0
         with self._apart():  # what was measured is that of a part of the loss
             self.kept.add(forward)
             self._first_loss = self.losses[0]
