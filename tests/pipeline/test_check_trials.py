@@ -24,7 +24,7 @@ from normscope.forecast import (
     LadderForecast,
     LadderInterrupted,
 )
-from normscope.forecast.longer import OF_DECAY, longer_trials
+from normscope.forecast.longer import AT_CONSTANT_RATE, OF_DECAY, longer_trials, with_caveat
 from normscope.pipeline import Check, try_others
 from normscope.probes import Budget, Spending
 from normscope.report import text_report
@@ -263,7 +263,7 @@ def test_a_rate_from_short_trials_alone_says_so(
     trials: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ladder = LadderForecast((said("trains"),), 3e-4, "not needed", 0, BestRate(3e-4, None, None, "as tested"))
+    ladder = LadderForecast((said("trains"),), 6e-4, "not needed", 0, BestRate(3e-4, None, None, "as tested"))
 
     def made(*given: object, **more: object) -> LadderForecast:
         if is_interrupted:
@@ -281,6 +281,16 @@ def test_a_rate_from_short_trials_alone_says_so(
         report = normscope.check(MODELS["pre"](), batches, **given)
     assert report.ladder is not None
     assert report.ladder.best == BestRate(3e-4, None, None, f"as tested{caveat}")
+
+
+@pytest.mark.parametrize(("largest", "caveat"), [(6e-4, OF_DECAY), (5e-4, AT_CONSTANT_RATE)])
+def test_twice_the_rate_is_named_for_a_cosine_only_where_it_trains(largest: float, caveat: str) -> None:
+    best = BestRate(3e-4, None, None, "as tested")
+    ladder = LadderForecast((said("trains"),), largest, "not needed", 0, best)
+    config = Recipe(schedule="cosine", run_steps=100)
+    found = with_caveat(ladder, make_subject(MODELS["pre"]()), config, None).best
+    assert found is not None
+    assert found.reason == f"as tested; {caveat}"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from normscope.subjects import Subject
 from normscope.subjects.repeats import period_of
 from normscope.train import CRITERION_STEPS, Recipe
 
-OF_DECAY = "that is at a constant rate: under a cosine to zero, twice as much was best (17 small ladders)"
-"""Caveat of the rate to use where a run's rate falls; docs/forecast-rates.md has the figures."""
+AT_CONSTANT_RATE = "that is at a constant rate"
+OF_DECAY = f"{AT_CONSTANT_RATE}: under a cosine to zero, twice as much was best (17 small ladders)"
+"""Caveats of the rate to use where a run's rate falls; docs/forecast-rates.md has the figures."""
 
 
 class LongerTrials(NamedTuple):
@@ -91,7 +92,8 @@ def with_caveat(
     if ladder.best is None or ladder.best.rate is None:
         return ladder
     if config.decays:
-        reason = f"{ladder.best.reason}; {OF_DECAY}"
+        twice_trains = 2 * ladder.best.rate <= (ladder.largest_rate or 0.0)
+        reason = f"{ladder.best.reason}; {OF_DECAY if twice_trains else AT_CONSTANT_RATE}"
         ladder = dataclasses.replace(ladder, best=dataclasses.replace(ladder.best, reason=reason))
     if asked is None or steps > LONG:
         return ladder
