@@ -1,5 +1,7 @@
 """One ladder of the regimes, its learning rates, and when a run of it trains."""
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +11,14 @@ from torch import nn
 
 from benchmarks.regimes.feeds import Feed
 from normscope.subjects import Subject, make_subject
-from normscope.train import Recipe
+from normscope.train import LAST, Recipe
 
 PARTS = ("seen", "held-out", "fresh", "last", "final", "confirm", "confirm-2")
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 STEPS = 300
 NATS, SHARE = 0.1, 0.1
-"""A run trains if its last losses are this far below the loss without the input: in nats, or as a share."""
+"""A run trains if its last losses are this far below the loss without the input on the same batches: in nats,
+or as a share."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,17 @@ class Case:
             precision=self.precision,
         )
 
+    def own_baseline(self, seed: int) -> float:
+        """The best loss without the input on the batches of a run's last losses."""
+        last = itertools.islice(self.feed.batches(seed), self.steps - LAST, self.steps)
+        return statistics.fmean(map(self.feed.without_input, last))
+
     def trains(self, last_loss: float, baseline: float) -> bool:
-        """Whether a run with this mean of the last losses trains; not if it is nan."""
+        """Whether a run with this mean of the last losses trains; not if it is nan.
+
+        Args:
+            baseline: the best loss without the input on the same batches.
+        """
         margin = SHARE * baseline if self.feed.is_regression else NATS
         return last_loss <= baseline - margin
 

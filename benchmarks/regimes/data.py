@@ -78,6 +78,11 @@ def entropy_of(ids: np.ndarray) -> float:
     return plain(np.bincount(ids))
 
 
+def cross_entropy_of(targets: np.ndarray, ids: np.ndarray) -> float:
+    """Mean cross-entropy of targets (M,) under the frequencies of ids (N,), in nats."""
+    return float(np.log(len(ids) / np.bincount(ids)[targets]).mean())
+
+
 def windows(ids: np.ndarray, size: int, length: int, seed: int) -> Iterator[Tensor]:
     """Endless windows (B, T) of ids at random places."""
     generator = np.random.default_rng(seed)

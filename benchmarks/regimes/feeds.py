@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.regimes import data
@@ -18,12 +19,14 @@ class Feed:
     Attributes:
         batches: seed → endless batches.
         baseline: the best loss of a model that ignores its input.
+        without_input: the same on one batch.
         loss: None is the model's own.
         is_regression: whether the margin is a share of the baseline.
     """
 
     batches: Callable[[int], Iterator[Any]]
     baseline: Callable[[], float]
+    without_input: Callable[[Any], float]
     loss: Callable[[Any, Any], torch.Tensor] | None = None
     is_regression: bool = False
 
@@ -42,7 +45,7 @@ def tokens(text: str, vocabulary: int, key: str, size: int = 4, length: int = 64
                 yield {key: ids, "labels": torch.cat([ids[:, 1:], last], 1)}
 
     loss = None if key else data.next_token
-    return Feed(batches, partial(_entropy, text, vocabulary), loss)
+    return Feed(batches, partial(_entropy, text, vocabulary), partial(_cross_entropy, text, vocabulary), loss)
 
 
 def masked(text: str, vocabulary: int, key: str, size: int = 8, length: int = 64) -> Feed:
@@ -52,7 +55,7 @@ def masked(text: str, vocabulary: int, key: str, size: int = 8, length: int = 64
         for ids, labels in data.masked(data.ids_of(text, vocabulary), vocabulary, size, length, seed):
             yield {key: ids, "labels": labels}
 
-    return Feed(batches, partial(_entropy, text, vocabulary))
+    return Feed(batches, partial(_entropy, text, vocabulary), partial(_cross_entropy, text, vocabulary))
 
 
 def pairs(text: str, vocabulary: int, key: str, size: int = 4, length: int = 48) -> Feed:
@@ -63,7 +66,7 @@ def pairs(text: str, vocabulary: int, key: str, size: int = 4, length: int = 48)
         for source, inputs, target in data.pairs(ids, vocabulary, size, length, seed):
             yield {key: source, f"decoder_{key}": inputs, "labels": target}
 
-    return Feed(batches, partial(_entropy, text, vocabulary))
+    return Feed(batches, partial(_entropy, text, vocabulary), partial(_cross_entropy, text, vocabulary))
 
 
 def digits(kind: str, key: str, size: int = 32) -> Feed:
@@ -73,7 +76,12 @@ def digits(kind: str, key: str, size: int = 32) -> Feed:
         for pixels, classes in data.images(kind, size, seed):
             yield {key: pixels, "labels": classes}
 
-    return Feed(batches, lambda: data.entropy_of(data.digits(kind)[1].numpy()))
+    classes = data.digits(kind)[1].numpy()
+    return Feed(
+        batches,
+        lambda: data.entropy_of(classes),
+        lambda batch: data.cross_entropy_of(batch["labels"].numpy(), classes),
+    )
 
 
 def series(kind: str, size: int = 8, length: int = 64) -> Feed:
@@ -83,8 +91,24 @@ def series(kind: str, size: int = 8, length: int = 64) -> Feed:
         for values, targets in data.series(kind, size, length, seed):
             yield {"values": values, LOSS_INPUTS: (targets,)}
 
-    return Feed(batches, lambda: 1.0, data.squared, is_regression=True)
+    return Feed(batches, lambda: 1.0, _square, data.squared, is_regression=True)
 
 
 def _entropy(text: str, vocabulary: int) -> float:
     return data.entropy_of(data.ids_of(text, vocabulary))
+
+
+def _cross_entropy(text: str, vocabulary: int, batch: Any) -> float:
+    return data.cross_entropy_of(_targets(batch), data.ids_of(text, vocabulary))
+
+
+def _targets(batch: Any) -> np.ndarray:
+    """The ids (N,) that the loss of a batch asks for; transformers shifts labels that are the ids."""
+    labels = batch["labels"] if isinstance(batch, dict) else batch
+    if not isinstance(batch, dict) or torch.equal(labels, batch.get("input_ids", labels.new_empty(0))):
+        labels = labels[:, 1:]
+    return labels[labels != data.IGNORED].numpy()
+
+
+def _square(batch: Any) -> float:
+    return float(batch[LOSS_INPUTS][0].square().mean())

@@ -41,7 +41,7 @@ def runs(case: Case, replica: int, *, alone: bool = False) -> list[dict[str, Any
     subject = case.subject(seed)
     if replica == 2:
         _shake(subject.model, seed)
-    baseline = case.feed.baseline()
+    baseline, own = case.feed.baseline(), case.own_baseline(seed)
     recipes = [case.recipe(rate, seed) for rate in RATES]
     started = time.process_time()
     parts = [[recipe] for recipe in recipes] if alone else [recipes]
@@ -55,8 +55,9 @@ def runs(case: Case, replica: int, *, alone: bool = False) -> list[dict[str, Any
             "steps": case.steps,
             "schedule": case.schedule,
             "baseline": round(baseline, 4),
+            "own_baseline": round(own, 4),
             "last": rounded(last_loss(losses) if len(losses) == case.steps else math.nan),
-            "trains": len(losses) == case.steps and case.trains(last_loss(losses), baseline),
+            "trains": len(losses) == case.steps and case.trains(last_loss(losses), own),
             "curve": list(map(rounded, means(losses))),
             "seconds": round(seconds, 2),
             "way": type(trials[0]).__name__,

@@ -69,7 +69,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("factor", [1.0, 320.0])
 def test_it_is_the_loss_of_the_best_constant(name: str, factor: float) -> None:
     function, expected = LOSSES[name]
-    found = best_constant(subject_of(loss_of(function, factor)))
+    found = best_constant(subject_of(loss_of(function, factor))).value
     assert found == pytest.approx(factor * float(expected(drawn())), rel=5e-3)
 
 
@@ -82,7 +82,9 @@ def bursts() -> Iterator[dict[str, Any]]:
 
 def test_more_batches_are_read_where_their_losses_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(loss_of(F.mse_loss), bursts())
-    assert best_constant(subject) == pytest.approx(float(SPREADS.square().mean()) * (15 + 4) / 16, rel=0.1)
+    assert best_constant(subject).value == pytest.approx(
+        float(SPREADS.square().mean()) * (15 + 4) / 16, rel=0.1
+    )
     monkeypatch.setattr(baseline, "NUMBERS_OF_BATCHES", (64,))
     with pytest.raises(UnknownEntropyError, match="64 batches show the loss"):
         best_constant(subject_of(loss_of(F.mse_loss), bursts()))
@@ -92,7 +94,7 @@ def test_places_that_do_not_count_are_left_out() -> None:
     def masked(out: Any, batch: Any) -> Tensor:
         return F.mse_loss(out["out"][:, 5:, :1], batch[LOSS_INPUTS][0][:, 5:, :1])
 
-    assert best_constant(subject_of(masked)) == pytest.approx(4.0, rel=0.05)
+    assert best_constant(subject_of(masked)).value == pytest.approx(4.0, rel=0.05)
 
 
 def test_a_loss_of_one_value_for_each_sample() -> None:
@@ -100,7 +102,7 @@ def test_a_loss_of_one_value_for_each_sample() -> None:
         return F.mse_loss(out["out"].mean((1, 2)), batch[LOSS_INPUTS][0].mean((1, 2)))
 
     expected = drawn().view(-1, 20).mean(1).var(correction=0)
-    assert best_constant(subject_of(pooled)) == pytest.approx(float(expected), rel=0.02)
+    assert best_constant(subject_of(pooled)).value == pytest.approx(float(expected), rel=0.02)
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Tensor], type[Exception], str]] = {
@@ -147,7 +149,7 @@ def test_few_batches_and_few_values_are_not_enough() -> None:
 
 def test_batches_of_another_shape_are_passed_over() -> None:
     mixed = [*itertools.islice(pieces(), 20), next(pieces((3, 10)))]
-    assert best_constant(subject_of(loss_of(F.mse_loss), mixed)) == pytest.approx(2.125, rel=0.05)
+    assert best_constant(subject_of(loss_of(F.mse_loss), mixed)).value == pytest.approx(2.125, rel=0.05)
 
 
 def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:

@@ -15,6 +15,7 @@ from test_forecast_ladder import Uncopyable
 from torch import nn
 
 from normscope.forecast import ForecastStep, forecast_ladder
+from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.kept import KeptTrial, is_room_for
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import train_copies
@@ -97,12 +98,18 @@ def test_measurements_are_those_of_a_longer_trial() -> None:
     look = ForecastStep(
         step=30, train_loss=1.0, loss=1.0, diversity={}, recent_loss=7.0, coherence=0.5, alignment=0.5
     )
-    trial = SimpleNamespace(losses=[*range(36)])
-    kept = KeptTrial(trial, (dataclasses.replace(look, step=0), look), torch.get_rng_state())
+    trial, baselines = (
+        SimpleNamespace(losses=[*range(36)]),
+        BatchBaselines(lambda number, batch: number + 0.5),
+    )
+    list(baselines.seen(iter(range(36))))
+    kept = KeptTrial(trial, (dataclasses.replace(look, step=0), look), torch.get_rng_state(), baselines)
     for steps, mean in ((100, 24.5), (140, 19.5)):
         start, found = kept.measurements(steps)
         assert start.recent_loss is None
-        assert found == dataclasses.replace(look, recent_loss=mean, coherence=None, alignment=None)
+        assert start.recent_baseline is None
+        expected = dataclasses.replace(look, recent_loss=mean, recent_baseline=mean + 0.5)
+        assert found == dataclasses.replace(expected, coherence=None, alignment=None)
 
 
 def test_dropout_goes_on_with_new_masks() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import time
@@ -31,11 +32,12 @@ from normscope.forecast import (
     rates_around,
     with_baseline,
 )
+from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.ladder import LADDER_STEPS
-from normscope.forecast.recent import mean_recent
+from normscope.forecast.recent import mean_recent, recent_steps
 from normscope.forecast.rule import EXTENSION, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, keep, look, try_others
@@ -84,7 +86,9 @@ class Following(Counting):
         self.kept = Forwards()
         self.start = Start()
         self.curve: list[ForecastStep] = []
+        self._num_recent: dict[int, int] = {}  # losses in the mean of the measurement after each step
         self.losses: list[float] = []
+        self._num_forwards: list[int] = []  # of each of these losses
         self.rates: list[tuple[float, ...]] = []
         self.followed = settings.followed
         self.diverged_at: int | None = None
@@ -124,6 +128,7 @@ class Following(Counting):
             with self._apart():
                 self._check = self._started(forwards[0])
         self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards))
+        self._num_forwards.append(len(forwards))
         self.rates.append(tuple(float(group["lr"]) for group in self._groups))
         if self._is_measured(self.step + 1) and not self._only_losses:
             with self._apart():
@@ -260,6 +265,7 @@ class Following(Counting):
         check, self._judged_at, self._of_copy = self.check, self.step, None
         if not self._only_losses:
             self._find_baseline()
+            self._enter_baselines()
         check.forecast, check.config = self._forecast(self._ended), self._recipe()
         if self.diverged_at is not None:
             return
@@ -280,11 +286,26 @@ class Following(Counting):
             return
         self._baseline_of = len(self.kept)
         check, model = self.check, self.model if self.start.model is None else self.start.model
-        unknown = dataclasses.replace(check.subject, model=model, unigram_entropy=None, best_constant=None)
+        unknown = dataclasses.replace(
+            check.subject, model=model, unigram_entropy=None, best_constant=None, without_input=None
+        )
         with timed(check.cost, "targets"):
             # All batches are those of the script's own steps.
             found, self._baseline_notes = with_baseline(unknown, taken=len(self.kept))
         check.subject = dataclasses.replace(found, model=self.model)
+
+    def _enter_baselines(self) -> None:
+        """Enter the loss to beat of the batches of each mean loss, if all batches of all steps are kept."""
+        parts = self._num_forwards[0]
+        if set(self._num_forwards) != {parts} or len(self.kept) != parts * len(self.losses):
+            return
+        known = BatchBaselines(self.check.subject.without_input, parts)
+        for number, batch in enumerate(itertools.islice(self.kept(), len(self.kept))):
+            known.enter(number, batch)
+        self.curve = [
+            dataclasses.replace(each, recent_baseline=known.mean(each.step, self._num_recent[each.step]))
+            for each in self.curve
+        ]
 
     def _recipe_of_copies(self) -> Recipe:
         return self.start.recipe(self.run, self.rates, self.settings.steps)
@@ -412,7 +433,8 @@ class Following(Counting):
     def _trial(self, num_steps: int) -> WatchedTrial:
         recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
-        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states)
+        unknown = BatchBaselines(None)  # until the run is judged
+        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states, unknown)
 
     @property
     def _decision(self) -> Decision:
@@ -452,6 +474,7 @@ class Following(Counting):
     def _measure(self, num_steps: int | None = None) -> None:
         """Measure the model, in a trial of so many steps; None takes `_num_steps`."""
         num_steps = num_steps or self._num_steps
+        self._num_recent[self.step] = recent_steps(num_steps)
         ratio = self._ratio.after() if self._ratio is not None else None
         self._ratio = None
         diversity: dict[str, float] = {}

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from normscope.nn.output import IGNORED
-from normscope.subjects.guess import LABEL_NAMES
-from normscope.subjects.subject import LOSS_INPUTS, POSITIONAL, Batch, Subject
+from normscope.subjects.subject import LABEL_NAMES, LOSS_INPUTS, POSITIONAL, Batch, Subject
 
 Parts = Mapping[str, Tensor]
 _IDS = ("input_ids", "ids", "idx", "tokens", "token_ids", "inputs", "input", "x", "src", "source")

@@ -7,7 +7,7 @@ forward of the model beyond the first, and it holds for any loss of one output: 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from normscope.forecast.evaluator import same
 from normscope.forecast.targets import NoTargetsError, UnknownEntropyError
 from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
+from normscope.subjects.subject import LossWithoutInput
 from normscope.train import endless
 
 FEWEST = 8
@@ -34,7 +35,14 @@ LARGEST_SHARE = 0.1
 _SUM = 1e-4  # sum of a row's gradient, as a share of its size, below which a loss is one of a softmax
 
 
-def best_constant(subject: Subject) -> float:
+class BestConstant(NamedTuple):
+    """Least mean loss of an output that is the same at every place, and the loss of a batch with it."""
+
+    value: float
+    of_batch: LossWithoutInput
+
+
+def best_constant(subject: Subject) -> BestConstant:
     """The least mean loss of an output that is the same at every place, on the user's own batches.
 
     The output has one value for each place on its last axis.
@@ -52,7 +60,13 @@ def best_constant(subject: Subject) -> float:
         losses = _least_losses(at, constant, batches)
         if _is_known(losses):
             break
-    return _value(losses)
+    shapes = _shapes(subject.batch)
+
+    def of_batch(number: int, batch: Batch) -> float | None:
+        with torch.no_grad():
+            return float(at(constant, batch)) if _shapes(batch) == shapes else None
+
+    return BestConstant(_value(losses), of_batch)
 
 
 def _least_losses(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.forecast.recent import mean_recent
+from normscope.forecast.batch_baselines import BatchBaselines
+from normscope.forecast.recent import mean_recent, recent_steps
 from normscope.forecast.record import ForecastStep
 from normscope.subjects import Subject
 from normscope.subjects.memory import COPIES, available_bytes
@@ -24,11 +25,13 @@ class KeptTrial:
 
     Attributes:
         random: state of the CPU's random generator after the trial, from which dropout goes on.
+        baselines: the losses without the input of its batches.
     """
 
     trial: Trial
     curve: tuple[ForecastStep, ...]
     random: Tensor
+    baselines: BatchBaselines
 
     def measurements(self, steps: int) -> list[ForecastStep]:
         """The measurements as those at the start of a trial of `steps` steps, without gradients compared."""
@@ -36,6 +39,7 @@ class KeptTrial:
             dataclasses.replace(
                 each,
                 recent_loss=mean_recent(self.trial.losses[: each.step], steps),
+                recent_baseline=self.baselines.mean(each.step, recent_steps(steps)),
                 coherence=None,
                 alignment=None,
             )
@@ -43,13 +47,15 @@ class KeptTrial:
         ]
 
 
-def kept_trials(trials: Trials, curves: Sequence[Sequence[ForecastStep]]) -> dict[float, KeptTrial]:
+def kept_trials(
+    trials: Trials, curves: Sequence[Sequence[ForecastStep]], baselines: BatchBaselines
+) -> dict[float, KeptTrial]:
     """The trials that may go on, by learning rate: those of a stack, and those that diverged, may not."""
     if not isinstance(trials, LoneTrials):
         return {}
     state = torch.get_rng_state()
     return {
-        trial.config.lr: KeptTrial(trial, tuple(curve), state)
+        trial.config.lr: KeptTrial(trial, tuple(curve), state, baselines)
         for trial, curve in zip(trials.trials, curves, strict=True)
         if not trial.diverged
     }
@@ -69,11 +75,15 @@ def side_by_side(
     models: Sequence[nn.Module],
     configs: Sequence[Recipe],
     earlier: Sequence[KeptTrial | None],
+    baselines: BatchBaselines,
 ) -> Trials:
     """Trials of `models` from their start, or from the end of an earlier one.
 
     They are stepped one after another on a CPU, else as a stack where they can be stacked. A stack of few
     small models saves little on one CPU and costs more on another (docs/forecast-evidence.md, Cost).
+
+    Args:
+        baselines: those of the batches, which are entered as they are drawn.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -84,7 +94,7 @@ def side_by_side(
         torch.set_rng_state(known[0].random)
     else:
         torch.manual_seed(configs[0].seed)
-    feeds = [endless(subject.batches) for _ in models]
+    feeds = [baselines.seen(endless(subject.batches)) for _ in models]
     if not _on_cpu(models):
         return many_trials(models, feeds, loss, configs)
     return LoneTrials.of(

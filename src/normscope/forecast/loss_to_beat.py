@@ -38,7 +38,8 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
         except UnknownEntropyError as error:
             return subject, (f"the entropy of the targets is not known: {error.reason}",)
         except NoTargetsError:
-            return dataclasses.replace(subject, best_constant=best_constant(subject)), ()
+            found = best_constant(subject)
+            return dataclasses.replace(subject, best_constant=found.value, without_input=found.of_batch), ()
     except UnknownEntropyError as error:
         return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
@@ -58,7 +59,7 @@ def _with_entropy(subject: Subject, found: KnownEntropy) -> tuple[Subject, tuple
         f"{found.value:.2f} nats, {found.plain:.2f} without it"
     )
     notes = (said,) if found.smoothing else ()
-    return dataclasses.replace(subject, unigram_entropy=found.value), notes
+    return dataclasses.replace(subject, unigram_entropy=found.value, without_input=found.of_batch), notes
 
 
 def lacks_baseline(subject: Subject) -> bool:

@@ -34,6 +34,7 @@ class ForecastStep:
         gradients: gradient norm by block site, of the last step.
         recent_loss: mean loss of the last 10 training batches, or 20 in a trial longer than 100 steps; None
             at step 0.
+        recent_baseline: mean loss without the input on the batches of `recent_loss`, where known.
         batch_entropy: unigram entropy of the targets of the batch of `train_loss`, in nats, where known.
         largest_loss: largest loss of a training batch so far; inf once one was not finite; None at step 0.
         largest_gradient: largest norm of all gradients of a step together so far, before clipping; None where
@@ -52,6 +53,7 @@ class ForecastStep:
     batch_entropy: float | None = None
     largest_loss: float | None = None
     largest_gradient: float | None = None
+    recent_baseline: float | None = None
 
 
 @dataclass(frozen=True)

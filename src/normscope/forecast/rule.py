@@ -163,17 +163,18 @@ def _by_run(
     """
     last, half = curve[-1], half_way(curve)
     assert last.recent_loss is not None
-    under = baseline - last.recent_loss
+    under, own = -above(last, baseline, unit), own_baseline(last, baseline)
     said = f"the mean loss of the last batches is {last.recent_loss:.4g} after {last.step} steps"
-    score = min(-WORST, max(WORST, under / unit - LEARNT))
+    score = min(-WORST, max(WORST, under - LEARNT))
+    theirs = name if last.recent_baseline is None else f"{name} of these batches"
     if score >= 0:
-        return Decision("trains", f"{said}, under the {name}, {baseline:.4g}", score=score, is_whole=True)
+        return Decision("trains", f"{said}, under the {theirs}, {own:.4g}", score=score, is_whole=True)
     if found.failed and not (hidden and found.outcome == "plateau"):
         why = found.reason if said in found.reason else f"{found.reason}; {said}"
         return Decision(found.outcome, why, score=score, is_whole=True)
-    said += f", not {LEARNT * unit:.2g} under the {name}, {baseline:.4g}"
-    has_stopped = half.recent_loss is not None and half.recent_loss - last.recent_loss < LEARNT * unit
-    stuck = not hidden and has_stopped and -LEARNT < under / unit < HELD
+    said += f", not {LEARNT * own_unit(last, baseline, unit):.2g} under the {theirs}, {own:.4g}"
+    has_stopped = half.recent_loss is not None and above(half, baseline, unit) + under < LEARNT
+    stuck = not hidden and has_stopped and -LEARNT < under < HELD
     return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
 
 
@@ -187,10 +188,28 @@ def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
 
     In a long trial it is the mean loss alone: single batches differ from one another by as much.
     """
-    losses: tuple[float | None, ...] = (last.loss, last.train_loss, last.recent_loss)
-    if last.step > LONG and last.recent_loss is not None:
-        losses = (last.recent_loss,)
-    return max(loss for loss in losses if loss is not None) < baseline - LEARNT * unit
+    mean = [] if last.recent_loss is None else [above(last, baseline, unit)]
+    if last.step > LONG and mean:
+        return mean[0] < -LEARNT
+    singles = [(loss - baseline) / unit for loss in (last.loss, last.train_loss) if loss is not None]
+    return max(singles + mean) < -LEARNT
+
+
+def own_baseline(each: ForecastStep, baseline: float) -> float:
+    """The best loss without the input on the batches of the mean loss, where known, else that of all data."""
+    own = each.recent_baseline
+    return own if own is not None and own > 0 else baseline
+
+
+def own_unit(each: ForecastStep, baseline: float, unit: float) -> float:
+    """The unit on these batches: nats stay nats, and a loss of another kind is its own unit."""
+    return unit if unit == 1.0 else unit * own_baseline(each, baseline) / baseline
+
+
+def above(each: ForecastStep, baseline: float, unit: float) -> float:
+    """Units by which the mean loss of the last batches is above the best one without their input."""
+    assert each.recent_loss is not None
+    return (each.recent_loss - own_baseline(each, baseline)) / own_unit(each, baseline, unit)
 
 
 WORST = -3.0  # the lowest score
@@ -219,11 +238,10 @@ def _margins(
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
     if not tokens and "pull" in margins and baseline is not None:
-        own = _long_mean(curve)
-        if own is not None:  # by then the loss itself says whether batches agree
-            margins["pull"] = _under(baseline, own, unit)
+        if _long_mean(curve) is not None:  # by then the loss itself says whether batches agree
+            margins["pull"] = _is_under(above(curve[-1], baseline, unit))
         if ahead is not None:  # who has learnt shows that the batches agree after all
-            margins["pull"] = max(margins["pull"], _under(baseline, ahead, unit))
+            margins["pull"] = max(margins["pull"], _is_under((ahead - baseline) / unit))
     found = pace(curve, baseline, warmup, unit)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
@@ -235,9 +253,9 @@ def _margins(
     return margins
 
 
-def _under(baseline: float, loss: float, unit: float) -> float:
-    """Margin by which a loss is under that without the input."""
-    return ((baseline - loss) / unit - HELD) / (2 * HELD)
+def _is_under(above: float) -> float:
+    """Margin of a loss that is so many units above that without the input."""
+    return (-above - HELD) / (2 * HELD)
 
 
 def _long_mean(curve: Sequence[ForecastStep]) -> float | None:
@@ -261,8 +279,9 @@ def rise(
     half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None:
         return None
-    risen, above = last.recent_loss - half.recent_loss, last.recent_loss - baseline
-    return (risen if far or risen < -LEARNT * unit else max(risen, above)) / unit
+    now = above(last, baseline, unit)
+    risen = now - above(half, baseline, unit)
+    return risen if far or risen < -LEARNT else max(risen, now)
 
 
 def pace(
@@ -278,8 +297,8 @@ def pace(
     half = half_way(curve)
     if baseline is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
-    losses = (first.loss, half.recent_loss, last.recent_loss)
-    start, before, now = ((loss - baseline) / unit for loss in losses)
+    start = (first.loss - baseline) / unit
+    before, now = above(half, baseline, unit), above(last, baseline, unit)
     if start < BEGUN or now < ARRIVED * start:
         return None
     steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
@@ -391,16 +410,17 @@ def _by_agreement(
         said += scores
         if own is not None:
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
-            said += f"not clearly under the {name}, {baseline:.3g}"
+            said += f"not clearly under the {name}, {own_baseline(last, baseline):.3g}"
         return Decision("plateau", said, score=score)
     if margins.get("held", 0.0) < 0:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
-        said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
+        beaten = f"{own_baseline(last, baseline):.3g}"
+        said = f"{losses}; it has risen, or is above the loss without the input, {beaten}"
         return Decision("plateau", said, score=score)
     if score < 0:
         return _slow(curve, score, name)
     agreed = f"batches agree on what to learn {scores}"
-    if own is not None and own < baseline:
+    if own is not None and own < own_baseline(last, baseline):
         agreed = f"the mean loss of the last batches, {own:.3g}, is under the {name}"
     elif own is not None or mean < SHARED:
         agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"

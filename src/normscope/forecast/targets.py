@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normscope.anatomy import measuring
+from normscope.forecast.batch_entropy import SampledCrossEntropy
 from normscope.forecast.entropy import GROUPS, estimate
 from normscope.forecast.evaluator import same
 from normscope.forecast.smoothing import smoothed_entropy, smoothing_of
-from normscope.nn.output import IGNORED
 from normscope.subjects import Batch, Subject, untouched
-from normscope.subjects.feed import tensors_in
+from normscope.subjects.stored import Stored, stored
+from normscope.subjects.subject import LossWithoutInput
 from normscope.subjects.targets import hides_targets
 from normscope.train import endless
 
@@ -99,11 +100,15 @@ class Rows:
 
 
 class KnownEntropy(NamedTuple):
-    """Entropy of the targets' frequencies in nats, with and without label smoothing, and its share."""
+    """Entropy of the targets' frequencies in nats, with and without label smoothing, and its share.
+
+    `of_batch` gives the same for one batch.
+    """
 
     value: float
     plain: float
     smoothing: float
+    of_batch: LossWithoutInput
 
 
 def find_head(subject: Subject) -> nn.Linear:
@@ -194,50 +199,6 @@ def _rows(loss: Tensor, leaves: Sequence[Tensor], dtypes: Sequence[torch.dtype])
     return Rows(logits_NV[counted], gradient_NV[counted], float(loss.detach()), coarser)
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`.
-
-    The loss on them has a share of label smoothing over `width` ids, and is `factor` times their mean.
-    """
-
-    index: int
-    shift: int
-    ignored: int
-    smoothing: float = 0.0
-    width: int = 0
-    factor: float = 1.0
-
-    def number(self, batch: Batch) -> int:
-        """Number of ids in the tensor that are not `ignored`, also before `shift`."""
-        return int((tensors_in(batch)[self.index] != self.ignored).sum())
-
-    def sequences(self, batch: Batch) -> list[np.ndarray]:
-        """The targets of a batch, one array (N,) for each sequence, or for each sample with one target."""
-        tensor = tensors_in(batch)[self.index]
-        tensor = tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor[..., self.shift :].flatten(0, -2)
-        rows = (row[row != self.ignored] for row in tensor.cpu().numpy())
-        return [row for row in rows if row.size]
-
-
-def stored(batch: Batch, targets: Tensor) -> Stored | None:
-    """Place of `targets` (N,), in their order, among the tensors of a batch; None if they are in none.
-
-    Ids that do not count are `IGNORED`, or one other id, such as that of padding.
-    """
-    wanted = targets.cpu().numpy()
-    for index, tensor in enumerate(tensors_in(batch)):
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.ndim:
-            continue
-        for shift in (0, 1) if tensor.ndim > 1 else (0,):
-            ids = tensor.cpu().numpy()[..., shift:].reshape(-1)
-            other = np.setdiff1d(ids, wanted)
-            ignored = int(other[0]) if len(other) == 1 else IGNORED
-            if len(other) < 2 and np.array_equal(ids[ids != ignored], wanted):
-                return Stored(index, shift, ignored)
-    return None
-
-
 def targets_entropy(subject: Subject) -> KnownEntropy:
     """Entropy of the targets' frequencies in the data from which a user's batches come.
 
@@ -258,7 +219,8 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     if len({(place.index, place.shift) for place in places}) > 1:
         raise UnknownEntropyError(NOT_STORED)
     place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
-    for found in _samples(subject, place):
+    for sample in _samples(subject, place):
+        found = [each for sequences in sample.batches for each in sequences]
         if len(found) < GROUPS:
             said = f"the batches hold {len(found)} sequences, and {GROUPS} are needed"
             continue
@@ -271,7 +233,9 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
         raise UnknownEntropyError(said)
     entropy, share = float(result.value), place.smoothing
     value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
-    return KnownEntropy(place.factor * value, place.factor * entropy, share)
+    value *= place.factor
+    of_batch = SampledCrossEntropy.of(place, value, sample.batches, is_all=sample.is_all)
+    return KnownEntropy(value, place.factor * entropy, share, of_batch)
 
 
 def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
@@ -284,18 +248,27 @@ def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
         return None
 
 
-def _samples(subject: Subject, place: Stored) -> Iterator[list[np.ndarray]]:
-    """The sequences of targets in the first batches, for each of `NUMBERS_OF_BATCHES`, then in all."""
-    found: list[np.ndarray] = []
+class _Sample(NamedTuple):
+    """The sequences of targets in each of some batches, and whether there are no other batches."""
+
+    batches: list[list[np.ndarray]]
+    is_all: bool
+
+
+def _samples(subject: Subject, place: Stored) -> Iterator[_Sample]:
+    """The targets of the first batches, for each of `NUMBERS_OF_BATCHES`, then of all."""
+    found: list[list[np.ndarray]] = []
+    num, repeats = 0, False
     for number, batch in enumerate(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[-1])):
-        if number and same(batch, subject.batch):
+        if repeats := bool(number) and same(batch, subject.batch):
             break  # from here on the batches repeat
         if number in NUMBERS_OF_BATCHES:
-            yield found
-        found += place.sequences(batch)
-        if sum(map(len, found)) >= MOST_TARGETS:
+            yield _Sample(found, False)
+        found.append(place.sequences(batch))
+        num += sum(map(len, found[-1]))
+        if num >= MOST_TARGETS:
             break
-    yield found
+    yield _Sample(found, repeats)
 
 
 def _rows_of(subject: Subject, batches: Sequence[Batch]) -> Iterator[Rows]:

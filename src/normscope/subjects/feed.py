@@ -86,6 +86,7 @@ class Feed:
         loss_fn: loss of a model's output on a batch, or None if none is known.
         validation: like `batches`, over held-out data; None if nothing is held out.
         is_given: whether the batches are the user's.
+        counts: occurrences of each target in all data, (V,), or None.
     """
 
     batches: Batches
@@ -95,6 +96,7 @@ class Feed:
     validation: Batches | None = None
     loss_fn: LossFn | None = None
     is_given: bool = False
+    counts: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -111,7 +113,8 @@ class Feed:
         if held_out is not None:
             validation = in_blocks(functools.partial(make, held_out), portions.for_validation())
         batches = in_blocks(functools.partial(make, data), portions)
-        return cls(batches, words, data.unigram_entropy, validation=validation, loss_fn=loss_fn)
+        entropy, counts = data.unigram_entropy, data.counts
+        return cls(batches, words, entropy, validation=validation, loss_fn=loss_fn, counts=counts)
 
     def map(self, function: Callable[[Batch], Batch]) -> "Feed":
         """The same with each batch changed."""

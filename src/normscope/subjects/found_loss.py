@@ -8,9 +8,9 @@ from torch import Tensor
 
 from normscope.subjects.assemble import looking
 from normscope.subjects.feed import mapped
-from normscope.subjects.guess import LABEL_NAMES, vocabulary_of
+from normscope.subjects.guess import vocabulary_of
 from normscope.subjects.loss import Ids, NextToken, is_causal, logits_of, output_loss, own_loss, time_axis_of
-from normscope.subjects.subject import Batch, Subject, call_model
+from normscope.subjects.subject import LABEL_NAMES, Batch, Subject, call_model
 
 TIME_FIRST = "ids are fed as (T, B), because the model expects time first"
 

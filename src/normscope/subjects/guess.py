@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.subjects.assemble import looking
 from normscope.subjects.feed import Portions, tensors_in
-from normscope.subjects.subject import Batch, call_model
+from normscope.subjects.subject import LABEL_NAMES, Batch, call_model
 
-LABEL_NAMES = ("targets", "labels", "target", "label", "y")
 _LOOKUPS = ("aten.embedding.default", "aten.index.Tensor", "aten.index_select.default")
 _IMAGE_SIDES = (224, 32, 64, 28, 96, 128, 256, 384)
 _MOST_WIDTHS = 6

@@ -17,6 +17,8 @@ reads, under `LOSS_INPUTS`.
 
 POSITIONAL = "positional arguments"
 LOSS_INPUTS = "loss inputs"
+LABEL_NAMES = ("targets", "labels", "target", "label", "y")
+"""Names under which a mapping may hold its labels."""
 
 LossFn = Callable[[Any, Batch], Tensor]
 """`loss_fn(output, batch)` gives a scalar tensor."""
@@ -38,6 +40,11 @@ class Baseline(NamedTuple):
         if entropy is not None or best_constant is None:
             return cls(entropy)
         return cls(best_constant, best_constant)
+
+
+LossWithoutInput = Callable[[int, Batch], float | None]
+"""`(number, batch)` gives the loss of the batch of this number, from 0, for the best output that ignores the
+input; None if it is unknown. Its mean over all data is the baseline; batches differ from it."""
 
 
 class Batches(Protocol):
@@ -66,6 +73,7 @@ class Subject:
             the best loss of a model that ignores its input; None if targets are random or not ids.
         best_constant: loss of the best constant output, the same for a loss that is no cross-entropy; None if
             it is unknown.
+        without_input: loss to beat of a single batch, None if it is unknown.
         notes: remarks for the reader of the report ("a single batch is repeated").
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
         run: the user's own optimizer, schedule, clipping and precision; None if options set them.
@@ -85,6 +93,7 @@ class Subject:
     run: Run | None = None
     has_own_batches: bool = False
     best_constant: float | None = None
+    without_input: LossWithoutInput | None = None
 
     @property
     def baseline(self) -> Baseline:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normscope.nn.output import IGNORED
 from normscope.subjects.feed import is_of_tokens, tensors_in
-from normscope.subjects.guess import LABEL_NAMES
-from normscope.subjects.subject import Batch
+from normscope.subjects.subject import LABEL_NAMES, Batch
 
 Hidden = Literal["", "mask", "random"]
 """Reason why a short trial does not show whether the loss will get under the entropy of the targets: the

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import map_tensors, tensors_in
-from normscope.subjects.guess import LABEL_NAMES
-from normscope.subjects.subject import LOSS_INPUTS, arguments_in
+from normscope.subjects.subject import LABEL_NAMES, LOSS_INPUTS, arguments_in
 
 _NO_CONTENT = ("mask", "position", "type", "segment", "length", "cache")
 """Parts of names of inputs that are no content: a change of them changes the meaning of the others."""
