@@ -1,0 +1,218 @@
+"""The loss without the input on the batches of a trial."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normscope import load
+from normscope.anatomy import read_anatomy
+from normscope.forecast import ForecastStep, best_constant, forecast, targets_entropy, with_baseline
+from normscope.forecast.batch_baselines import BatchBaselines
+from normscope.forecast.rule import decide
+from normscope.subjects import make_subject
+from normscope.subjects.subject import LOSS_INPUTS
+from normscope.train import Recipe
+
+V, PAD = 64, 63
+
+
+def test_the_mean_is_that_of_the_batches_of_the_last_steps() -> None:
+    for parts in (1, 2, 3):
+        found = BatchBaselines(lambda number, batch: float(number * batch), parts)
+        list(found.seen(iter([10] * 30)))
+        for step, num in ((0, 10), (1, 10), (4, 2), (10, 10)):
+            numbers = [10.0 * number for number in range(max(0, step - num) * parts, step * parts)]
+            assert found.mean(step, num) == (np.mean(numbers) if numbers else None)
+
+
+def test_trials_that_see_the_same_batches_compute_each_once() -> None:
+    asked: list[int] = []
+    found = BatchBaselines(lambda number, batch: asked.append(number) or 1.0)
+    for _ in range(3):
+        assert list(found.seen(iter("abc"))) == ["a", "b", "c"]
+    assert asked == [0, 1, 2]
+
+
+def test_a_mean_with_an_unknown_batch_is_unknown() -> None:
+    found = BatchBaselines(lambda number, batch: None if number == 5 else 1.0)
+    list(found.seen(iter(range(20))))
+    assert found.mean(5, 5) == found.mean(20, 10) == 1.0
+    assert found.mean(6, 5) is None
+    assert BatchBaselines(None).mean(6, 5) is None
+
+
+def topics(seed: int, size: tuple[int, int] = (4, 33)) -> Iterator[Tensor]:
+    """Sequences that each have a vocabulary of their own of the `V - 1` ids, so that batches differ."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        rows = []
+        for _ in range(size[0]):
+            first = int(torch.randint(V - 1, (1,), generator=generator))
+            offsets = (torch.rand(size[1], generator=generator) ** 3 * (3 + first % 20)).long()
+            rows.append((first // 2 + offsets) % (V - 1))
+        yield torch.stack(rows)
+
+
+def frequencies() -> Tensor:
+    ids = torch.cat([batch.flatten() for batch in itertools.islice(topics(99), 20_000)])
+    return torch.bincount(ids, minlength=V) / len(ids)
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(V, 8), nn.Linear(8, V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embedding(ids))
+
+
+def padded(seed: int) -> Iterator[Tensor]:
+    for number, ids in enumerate(topics(seed)):
+        length = 20 + number % 13
+        yield ids.masked_fill(torch.arange(ids.shape[1]) >= length, PAD)
+
+
+def reading(*, padding: bool = False, smoothing: float = 0.0, factor: float = 1.0) -> Any:
+    """A next-token loss."""
+    ignored = PAD if padding else -100
+
+    def loss(logits: Tensor, ids: Tensor) -> Tensor:
+        rows, targets = logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        return factor * F.cross_entropy(rows, targets, label_smoothing=smoothing, ignore_index=ignored)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding": True}, {"smoothing": 0.1}, {"padding": True, "smoothing": 0.1}, {"factor": 32 / 33}],
+)
+def test_a_batchs_entropy_is_its_cross_entropy_under_the_frequencies_of_the_text(options: Any) -> None:
+    """Also of batches after the sample, and though the entropy of the text is estimated from the sample."""
+    loss, smoothing = reading(**options), options.get("smoothing", 0.0)
+    feed = padded if options.get("padding") else topics
+    log = torch.log((1 - smoothing) * frequencies() + smoothing / V)[None]
+    own, all_data = [], []
+    for seed in range(4):
+        found = targets_entropy(make_subject(Reader(), feed(seed), loss))
+        for part in (range(20), range(600, 620)):
+            last = [(k, ids) for k, ids in enumerate(itertools.islice(feed(seed), part.stop)) if k in part]
+            expected = np.mean([float(loss(log.expand(*ids.shape, V), ids)) for _, ids in last])
+            own.append(np.mean([found.of_batch(number, ids) for number, ids in last]) - expected)
+            all_data.append(found.value - expected)
+    assert np.sqrt(np.square(own).mean()) < 0.25 * np.sqrt(np.square(all_data).mean())
+
+
+@pytest.mark.parametrize("num", [8, 20])
+def test_the_batch_itself_is_not_counted_among_the_frequencies(num: int) -> None:
+    """The first batches are in the sample, and must not look easier for it than later ones."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(V, (4, 33), generator=generator).clamp(max=40) for _ in range(num)]
+    subject = make_subject(
+        Reader(), batches, lambda out, ids: F.cross_entropy(out[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    )
+    found = targets_entropy(subject).of_batch
+    later = torch.randint(V, (4, 33), generator=generator).clamp(max=40)
+    values = [found(k, ids) for k, ids in enumerate(batches)]
+    assert np.mean(values) == pytest.approx(targets_entropy(subject).value, abs=1e-6)
+    assert dataclasses.replace(found, is_all=False)(num, later) == pytest.approx(np.mean(values), abs=0.2)
+    assert dataclasses.replace(found, is_all=False)(num, batches[0]) < found(0, batches[0]) - 0.02
+
+
+@pytest.mark.parametrize("spec", ["decoder", "encoder", "encoder-decoder", "vision"])
+def test_of_normscopes_data_the_mean_over_batches_is_the_entropy(spec: str) -> None:
+    images = {"images": "digits"} if spec == "vision" else {}
+    subject = load(f"nn:{spec},scheme=pre,depth=1,width=8,heads=1", seed=0, **images)
+    assert subject.without_input is not None
+    found = [subject.without_input(k, b) for k, b in enumerate(itertools.islice(subject.batches(), 300))]
+    assert np.mean(found) == pytest.approx(subject.unigram_entropy, abs=0.03)
+    assert np.std(found) > 0
+
+
+def squared(output: Tensor, batch: Any) -> Tensor:
+    return F.mse_loss(output, batch[LOSS_INPUTS][0])
+
+
+def bursts() -> Iterator[dict[str, Any]]:
+    """Values without a relation to the input, of which some batches are twice as large."""
+    generator = torch.Generator().manual_seed(0)
+    for number in itertools.count():
+        size = 2.0 if number // 20 % 2 else 1.0
+        targets = 3 + size * torch.randn(8, 6, 2, generator=generator)
+        yield {"x": torch.randn(8, 6, 2, generator=generator), LOSS_INPUTS: (targets,)}
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.enter, self.leave = nn.Linear(2, 8), nn.Linear(8, 2)
+        self.stack = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.stack(self.enter(x)))
+
+
+def test_the_loss_of_the_best_constant_is_that_of_each_batch() -> None:
+    found = best_constant(make_subject(Mapped(), bursts(), squared))
+    each = [found.of_batch(k, batch) for k, batch in enumerate(itertools.islice(bursts(), 256))]
+    assert np.mean(each) == pytest.approx(found.value, rel=1e-5)
+    for value, batch in zip(each, bursts(), strict=False):
+        assert value == pytest.approx(float((batch[LOSS_INPUTS][0] - 3).square().mean()), rel=0.05)
+    other = {"x": torch.zeros(4, 6, 2), LOSS_INPUTS: (torch.zeros(4, 6, 2),)}
+    assert found.of_batch(0, other) is None, "of another shape"
+
+
+def whole(half: float, last: float, half_own: float | None, own: float | None) -> list[ForecastStep]:
+    """A run of 300 steps with these mean losses, and those without the input on their batches."""
+    state = {"x": 0.1}
+    first, middle = ForecastStep(0, None, 2.5, state), ForecastStep(150, half, half, state, recent_loss=half)
+    end = ForecastStep(300, last, last, state, 0.2, alignment=0.1, recent_loss=last, recent_baseline=own)
+    return [first, dataclasses.replace(middle, recent_baseline=half_own), end]
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("unit", [1.0, 2.0])
+def test_a_run_that_learnt_nothing_stays_a_failure_on_easy_batches(unit: float, tokens: bool) -> None:
+    for easier in (0.0, 0.15, 0.3, -0.2):
+        own, half = 2.0 * (1 - easier), 2.0
+        dead = decide(whole(half, own, half, own), 2.0, unit=unit, tokens=tokens)
+        assert dead.outcome == "plateau"
+        assert dead.score == pytest.approx(-0.1)
+        learnt = decide(
+            whole(half, own - 0.11 * (own if unit == 2.0 else 1), half, own), 2.0, unit=unit, tokens=tokens
+        )
+        assert learnt.outcome == "trains"
+        assert f"of these batches, {own:.4g}" in learnt.reason
+    unknown = decide(whole(2.0, 1.7, None, None), 2.0, unit=unit, tokens=tokens)
+    assert unknown.outcome == "trains"
+    assert "of these batches" not in unknown.reason
+
+
+def test_a_batch_without_any_loss_to_beat_is_compared_with_all_data() -> None:
+    assert decide(whole(2.0, 1.7, 0.0, 0.0), 2.0, unit=2.0, tokens=False).outcome == "trains"
+
+
+def test_a_forecast_measures_the_loss_to_beat_of_its_own_batches() -> None:
+    subject, _ = with_baseline(make_subject(Mapped(), bursts(), squared))
+    for parts in (1, 2):
+        recipe = Recipe(lr=1e-9, steps=40, accumulation=parts)
+        found = forecast(subject, read_anatomy(subject), recipe)
+        assert found.curve[0].recent_baseline is None
+        batches = list(itertools.islice(bursts(), 40 * parts))
+        for each in found.curve[1:]:
+            seen = batches[max(0, each.step - 10) * parts : each.step * parts]
+            expected = np.mean([float((batch[LOSS_INPUTS][0] - 3).square().mean()) for batch in seen])
+            assert each.recent_baseline == pytest.approx(expected, rel=0.05)
+        assert math.isfinite(found.curve[-1].loss)
