@@ -69,7 +69,8 @@ def test_longer_trials_take_the_batches_of_a_whole_run(
     assert report.forecast.curve[3].coherence is not None  # the short trial is whole by then
     assert report.forecast.curve[4].coherence is None
     assert report.forecast.outcome == "trains"
-    assert "after 300 steps, under the unigram entropy" in report.forecast.reason
+    assert "after 300 steps, under the unigram entropy of these batches" in report.forecast.reason
+    assert all((step.recent_baseline is not None) == (step.step > 0) for step in report.forecast.curve)
     slower, own = report.ladder.rungs
     assert 36 < slower.last_step < 300
     assert (own.lr, own.last_step, own.outcome) == (3e-3, 300, "trains")  # the script's own steps
