@@ -6,6 +6,10 @@ The best rate of a replica is that of its lowest loss at the end. A rate that is
 factor of two of the best rates of the replicas, or between them. The excess is the replicas' mean loss at the
 named rate, interpolated in its logarithm, above their lowest, as a share of the fall from the loss without
 the input; ladders of which no run trains have none.
+
+What is printed beside it is how well a whole trained ladder does: the best rate of replica 0 is compared with
+that of replica 1, which has another seed, and so is the named rate, which comes from the weights and batches
+of replica 0.
 """
 
 import argparse
@@ -49,6 +53,16 @@ class Named:
         return self.said.rate is not None and min(self.best) / NEAR <= self.said.rate <= max(self.best) * NEAR
 
     @property
+    def is_near_other_seed(self) -> bool:
+        """Whether the named rate is near the best one of replica 1 alone."""
+        return self.said.rate is not None and _are_near(self.said.rate, self.best[1])
+
+    @property
+    def are_seeds_near(self) -> bool:
+        """Whether the best rate of replica 0 is near that of replica 1."""
+        return _are_near(self.best[0], self.best[1])
+
+    @property
     def excess(self) -> float | None:
         """Share of the fall that is lost at the named rate; None without one."""
         means = {
@@ -59,6 +73,10 @@ class Named:
         if self.said.rate is None:
             return None
         return share_lost(self.said.rate, means, self.ladder.cells[0].runs[0]["baseline"])
+
+
+def _are_near(one: float, other: float) -> bool:
+    return 1 / NEAR <= one / other <= NEAR
 
 
 def share_lost(rate: float, losses: Mapping[float, float], baseline: float) -> float | None:
@@ -108,6 +126,11 @@ def table(found: Sequence[Named]) -> str:
             f"{name}: within ×{NEAR:g} on {right} of {len(counted)} ladders "
             f"({100 * low:.0f} to {100 * high:.0f} %); {lost}; "
             f"at most 5 % on {sum(e <= 0.05 for e in excesses)}"
+        )
+        several = [each for each in counted if len(each.best) > 1]
+        lines.append(
+            f"  of replica 1 alone on {sum(each.is_near_other_seed for each in several)} of {len(several)}, "
+            f"and the best rate of replica 0 on {sum(each.are_seeds_near for each in several)}"
         )
     for each in found:
         if each.trains and not each.is_right:

@@ -150,7 +150,14 @@ def figures(found: Sequence[Scored]) -> Record:
         "sure": len(sure),
         "sure and right": sum((cell.truth == "trained") == ((cell.certainty or 0.0) > 0.5) for cell in sure),
         "sure at the edge": sum(cell.is_sure for cell in edges),
+        "expected at the edge": sum(_chance_of_edge(cell) for cell in [*sure, *edges] if cell.is_sure),
     }
+
+
+def _chance_of_edge(cell: Cell) -> float:
+    """Probability that the replicas of a cell differ, if each trains with the forecast's probability."""
+    p, num = cell.certainty or 0.0, len(cell.runs)
+    return 1 - p**num - (1 - p) ** num
 
 
 def calibration(found: Sequence[Scored]) -> list[tuple[float, float, int]]:
@@ -193,7 +200,7 @@ def table(found: Sequence[Scored], incomplete: Sequence[str]) -> str:
             f"{f['largest rates']} of {f['ladders']} ladders; cost {100 * f['cost']:.1f} % of {STEPS} steps, "
             f"{100 * f['steps']:.0f} % of their number (median); "
             f"{f['edge cells']} cells at the edge; sure {f['sure']}, of which right {f['sure and right']}; "
-            f"sure at the edge {f['sure at the edge']}"
+            f"sure at the edge {f['sure at the edge']}, by the probabilities {f['expected at the edge']:.1f}"
         )
         reasons = Counter(
             f"{cell.forecast['outcome']}: {cell.forecast['reason']}"
@@ -216,7 +223,7 @@ def cells_of(ladder: Scored) -> str:
     for cell in ladder.cells:
         if cell.truth == "edge" or cell.is_right:
             continue
-        gaps = [None if r["last"] is None else round(r["last"] - r["baseline"], 2) for r in cell.runs]
+        gaps = [None if r["last"] is None else round(r["last"] - r["own_baseline"], 2) for r in cell.runs]
         wrong.append(f"  {cell.forecast['lr']:g}: {cell.forecast['outcome']}, {cell.truth} {gaps}")
     return "\n".join([f"{ladder.name}: {len(wrong)} not right", *wrong])
 

@@ -4,7 +4,8 @@
 
 A run of 300 steps is a forecast of the same run with another seed (replica 1) or rounding (replica 2).
 Its certainty is a logistic function of its margin over `forecast.certainty.SPREAD`. Printed is the likelihood
-of each spread, on the ladders that the rule is set on and on the others, and how often sure ones were right.
+of each spread, on the ladders that the rule is set on and on the others, and how often sure ones were right;
+then how many cells at the edge the run of replica 1 is sure of.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from benchmarks.regimes.case import NATS, STEPS, Case
 from benchmarks.regimes.cases import CASES
 from benchmarks.regimes.forecasts import name_of
 from benchmarks.regimes.scores import Record
-from normscope.forecast.certainty import MOST
+from normscope.forecast.certainty import MOST, SPREAD
 from normscope.forecast.record import SURE
 
 SPREADS = (0.02, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.08, 0.1)
@@ -31,10 +32,23 @@ Pair = tuple[float, bool]
 def pairs(case: Case, runs: Sequence[Record]) -> list[Pair]:
     """The margin of replica 0 with the outcome of each other one."""
     first, *others = sorted(runs, key=lambda run: int(run["replica"]))
-    unit = first["baseline"] if case.feed.is_regression else 1.0
-    under = -math.inf if first["last"] is None else (first["baseline"] - first["last"]) / unit
-    margin = min(FARTHEST, max(-FARTHEST, under - NATS))
+    margin = margin_of(case, first)
     return [(margin, run["trains"]) for run in others]
+
+
+def margin_of(case: Case, run: Record) -> float:
+    """Units by which a run's last losses are under the limit."""
+    unit = run["own_baseline"] if case.feed.is_regression else 1.0
+    under = -math.inf if run["last"] is None else (run["own_baseline"] - run["last"]) / unit
+    return min(FARTHEST, max(-FARTHEST, under - NATS))
+
+
+def sure_at_edge(case: Case, runs: Sequence[Record]) -> list[bool]:
+    """Of a cell at the edge: whether a run with another seed would be sure of it; of others nothing."""
+    if len({run["trains"] for run in runs}) < 2:
+        return []
+    said = certainty(margin_of(case, next(run for run in runs if run["replica"] == 1)), SPREAD)
+    return [max(said, 1 - said) >= SURE]
 
 
 def certainty(margin: float, spread: float) -> float:
@@ -70,6 +84,8 @@ def main() -> None:
             for pair in pairs(cases[name], runs)
         ]
         print(f"{words}, {len(found)} pairs of runs:\n{table(found)}")
+    edges = [s for (name, _), runs in cells.items() if name in cases for s in sure_at_edge(cases[name], runs)]
+    print(f"a run with another seed is sure of {sum(edges)} of {len(edges)} cells at the edge")
 
 
 if __name__ == "__main__":
