@@ -50,7 +50,7 @@ def test_a_run_without_a_sign_of_failure_is_told_with_its_figures_only() -> None
     said = decide([ForecastStep(0, None, 5.57, {"x": 0.19}), ForecastStep(20, 5.5, 5.4, {"x": 0.0055})], None)
     assert said.outcome == "trains"
     assert said.reason.startswith(
-        "no sign of failure in 20 steps: the loss goes from 5.57 to 5.40, the token"
+        "no sign of failure in 20 steps: the loss of the first batch goes from 5.57 to 5.40, the token"
     )
     assert said.reason.endswith("from 0.19 to 0.0055")
 

@@ -36,7 +36,7 @@ from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent
-from normscope.forecast.rule import EXTENSION, LONG, Decision
+from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
@@ -306,7 +306,7 @@ class Following(Counting):
             losses = f"{self.curve[0].loss:.2f} to {self.curve[-1].loss:.2f}"
             check.notes.append(
                 f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
-                f"the loss goes from {losses}; the forecast is that of a copy"
+                f"the loss {FIXED} goes from {losses}; the forecast is that of a copy"
             )
         first = check.earlier
         if first is not None and not needs_rescue(check.forecast):

@@ -7,6 +7,7 @@ from typing import Any
 from normscope.anatomy import Branch, Stack
 from normscope.forecast import Forecast, LadderForecast
 from normscope.forecast.ladder import LADDER_STEPS
+from normscope.forecast.rule import FIXED
 from normscope.probes import Measurements
 from normscope.probes.next_step import NO_LOSS
 from normscope.rules import figure
@@ -54,7 +55,7 @@ def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | N
 
 
 def forecast_in_words(forecast: Forecast) -> str:
-    """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss 5.5 → 3.5"."""
+    """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss …"."""
     words = f"{forecast.optimizer} at {forecast.lr:g}"
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
@@ -62,7 +63,7 @@ def forecast_in_words(forecast: Forecast) -> str:
     words += f"; {risk}" if (risk := risk_in_words(forecast)) else ""
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
-        words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
+        words += f"; loss {FIXED} {figure(first.loss)} → {figure(last.loss)}"
         if forecast.unigram_entropy is not None:
             words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
         elif forecast.best_constant is not None:
