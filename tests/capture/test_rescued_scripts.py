@@ -228,7 +228,8 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(FAILS, "the loss of the first batch went"), (f"{FAILS} warmup=1000", "as without one")]
+    ("words", "reason"),
+    [(FAILS, "the loss of the first batch went"), (f"{FAILS} warmup=1000", "as without one")],
 )
 def test_a_stop_while_the_script_is_followed_on_keeps_the_forecast(
     words: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,34 @@ def test_other_verdicts_stand_alone(verdict: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("verdict", "outcome", "certainty", "is_named"),
+    [
+        ("healthy", "trains", 0.69, True),
+        ("at risk", "trains", 0.89, True),
+        ("will fail", "collapses", 0.2, True),
+        ("healthy", "trains", 0.9, False),
+        ("will fail", "collapses", 0.1, False),
+        ("will fail", "trains", 0.69, False),  # another finding made the verdict
+        ("at risk", "needs-warmup", 0.69, False),  # the probability is that of the warm-up's trial
+        ("healthy", "trains", None, False),
+    ],
+)
+def test_the_headline_names_a_probability_that_is_not_sure(
+    verdict: str, outcome: str, certainty: float | None, is_named: bool
+) -> None:
+    one = judged(verdict, told(outcome, certainty))
+    said = f"{verdict}, probability of training {certainty:.2f}" if is_named else verdict
+    assert text_report(one, 80).splitlines()[0] == f"{said}  hf:gpt2"
+    assert f"{said.capitalize()}</h1>" in one.to_html()
+    assert one.to_dict()["verdict"] == verdict
+
+
+def test_a_headline_that_rests_on_the_ladders_trial_has_its_probability() -> None:
+    one = judged("healthy", told("slow", 0.6), told("trains", 0.7, steps=36))
+    assert words(one).startswith("healthy, probability of training 0.70 hf:gpt2")
+
+
+@pytest.mark.parametrize(
     ("outcome", "certainty", "differs"),
     [("slow", 0.6, True), ("slow", 0.4, False), ("trains", 0.4, True), ("trains", 0.6, False)],
 )

@@ -366,7 +366,7 @@ def _by_margins(
         return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
     if margins.get("pace", 0.0) < 0:
         return _slow(curve, margins["pace"], name)
-    also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
+    also = f"; but batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
 
 
@@ -416,11 +416,17 @@ def _baseline_name(tokens: bool, unit: float = 1.0) -> str:
 
 def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:
     first, last = curve[0], curve[-1]
+    sign = "the tokens hardly differ, and" if _hardly_differ(last) else "no sign of failure, but"
     said = (
-        f"no sign of failure, but the loss falls from {first.loss:.2f} ({FIXED}) to {last.recent_loss:.2f} "
-        f"(mean of the last batches) in {last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
+        f"{sign} the loss falls from {first.loss:.2f} ({FIXED}) to {last.recent_loss:.2f} (mean of the last "
+        f"batches) in {last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
     )
     return Decision("slow", said, score=max(WORST, margin))
+
+
+def _hardly_differ(last: ForecastStep) -> bool:
+    """Whether the tokens have nearly become alike: a sign of failure, also in a run that recovers from it."""
+    return bool(last.diversity) and last_diversity(last) < PARTED
 
 
 def _last_loss(last: ForecastStep) -> str:
@@ -436,10 +442,12 @@ def _figures(curve: Sequence[ForecastStep]) -> str:
 
 
 def _unharmed(curve: Sequence[ForecastStep]) -> str:
-    """Figures of a run that shows no sign of failure."""
+    """Figures of a run that does not fail, after what a reader must know of them."""
     first, last = curve[0], curve[-1]
+    hardly = f"the tokens hardly differ after {last.step} steps"
+    sign = hardly if _hardly_differ(last) else f"no sign of failure in {last.step} steps"
     return (
-        f"no sign of failure in {last.step} steps: the loss {FIXED} goes from {first.loss:.2f} to "
+        f"{sign}: the loss {FIXED} goes from {first.loss:.2f} to "
         f"{last.loss:.2f}, the token diversity of the last hidden state from {last_diversity(first):.2g} to "
         f"{last_diversity(last):.2g}"
     )
