@@ -33,6 +33,7 @@ from normscope.report.rescue import (
     range_test_in_words,
     rate_to_use,
     rates_at_scale,
+    remedies_legend,
     remedies_table,
     remedies_words,
 )
@@ -141,6 +142,7 @@ def _tried(report: Report) -> Iterator[RenderableType]:
         if any(attempt.forecast is not None for attempt in report.remedies.attempts):
             yield Text("")
             yield remedies_table(report.remedies)
+            yield Text(remedies_legend(report.remedies), style="dim")
     if report.ladder is not None:
         yield Text("")
         yield labelled("rates", ladder_words(report.ladder))
