@@ -14,6 +14,7 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
+from normscope.asked import require_longer
 from normscope.errors import BatchesError, UsageError
 from normscope.forecast import (
     Forecast,
@@ -28,7 +29,6 @@ from normscope.forecast import (
     with_baseline,
     with_caveat,
 )
-from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.one_rate import unless_noise
 from normscope.interrupts import only_once
 from normscope.probes import (
@@ -293,16 +293,6 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
     if steps == 0 and (rates or remedies):
         what = "forecast_rates" if rates else "try_remedies"
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
-
-
-def require_longer(refine: int | None, steps: int, *, tries_rates: bool) -> None:
-    """Raise UsageError if a second trial of the best rates is not longer than the first of `steps`."""
-    first = max(steps, LADDER_STEPS)
-    if refine and not tries_rates:
-        raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
-    if refine and refine <= first:
-        what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
-        raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
 def keep(run: Check, stop: KeyboardInterrupt) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
+from normscope.asked import LADDER_STEPS, parse_formats
 from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
@@ -34,13 +35,11 @@ from normscope.forecast import (
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
-from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent
 from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
-from normscope.probes.quantisation import parse_formats
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
 from normscope.rules.remedies import LONGER, needs_rescue
