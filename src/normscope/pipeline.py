@@ -79,6 +79,7 @@ class Check:
 
     Attributes:
         earlier: forecast of the run from fewer steps, if it needed a rescue.
+        cut_short: why the check ended before its end; empty if it did not.
     """
 
     subject: Subject
@@ -97,6 +98,7 @@ class Check:
     notes: list[str] = field(default_factory=list)
     quantise: tuple[str, ...] = ()
     interrupted: bool = False
+    cut_short: str = ""
     is_script: bool = False
     earlier: Forecast | None = None
     cost: dict[str, float] = field(default_factory=dict)
@@ -148,7 +150,8 @@ class Check:
             verdict=verdict(found, interrupted=self.interrupted, tried=self.tried),
             budget=self.spending.to_dict(),
             cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
-            notes=(*subject.notes, *self.notes),
+            notes=(*subject.notes, *self.notes, *filter(None, [self.cut_short])),
+            cut_short=self.cut_short,
         )
 
 
@@ -276,7 +279,7 @@ def check(
         except KeyboardInterrupt as stop:
             keep(run, stop)
             run.interrupted = True
-            run.notes.append("interrupted: the report has the measurements so far")
+            run.cut_short = "interrupted: the report has the measurements so far"
             raise CheckInterrupted(run.report()) from stop
         return run.report()
 

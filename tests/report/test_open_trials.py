@@ -132,6 +132,21 @@ def test_a_ladder_that_trains_closes_a_slow_trial(trial_says: str, ladder_says: 
     assert words(elsewhere).startswith(f"healthy, trial {trial_says}")
 
 
+def test_a_check_that_was_cut_short_says_so_first_in_every_form() -> None:
+    why = "the script was interrupted after 80 of 300 steps"
+    one = replace(judged("at risk", told("trains", 0.99)), cut_short=why, notes=("a single batch", why))
+    assert text_report(one, 80).splitlines()[:2] == ["at risk  hf:gpt2", f"but     {why}"]
+    assert words(one).count(why) == 1
+    markdown = one.to_markdown()
+    assert markdown.index(f"Cut short: {why}.") < markdown.index("| the run | |")
+    page = one.to_html()
+    assert page.index(f"<b>Cut short</b> {why.capitalize()}.") < page.index('<p class="lead">')
+    assert page.lower().count(why) == 1
+    assert f"Cut short: {why}" in one._repr_html_()
+    assert one.to_dict()["notes"] == ["a single batch", why]
+    assert "Cut short" not in judged("at risk", told("trains", 0.99)).to_html()
+
+
 def test_a_short_slow_trial_names_what_says_more() -> None:
     more = "A trial of 20 steps may call a run slow too early: --forecast takes 36 and compares"
     slow = judged("healthy", told("slow", 0.3))

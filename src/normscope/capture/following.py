@@ -209,8 +209,7 @@ class Following(Counting):
                 self._judge()
             assert check.forecast is not None
             check.notes.extend(self._baseline_notes)
-            if self._is_short or self.ended:
-                check.notes.append(self._ended)
+            check.cut_short = self._ended if self._is_short or self.ended else ""
             for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
                 if count:
                     skipped = f"{part}{count} of {self.step} steps"
@@ -234,8 +233,15 @@ class Following(Counting):
                 seen = f"only {self.step} of {self.settings.steps} steps were seen"
                 of_copy = self._of_copy if self._of_copy and self._of_copy.warmup > self.step else None
                 self._check.forecast, self._check.config = of_copy or self._forecast(seen), self._recipe()
-            self._check.interrupted = True
+            self._check.interrupted, self._check.cut_short = True, self.interrupted
             self.folder.write_report(self._check.report())
+
+    @property
+    def interrupted(self) -> str:
+        """Sentence on how far an interrupted check had come."""
+        if self.step < self.last:
+            return f"the script was interrupted after {self.step} of {self.last} steps"
+        return f"interrupted after the script's {self.step} steps, while copies of the run were tried"
 
     @property
     def _is_short(self) -> bool:
