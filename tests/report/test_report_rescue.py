@@ -140,7 +140,10 @@ UNJUDGED = rung(3e-2, "not measured", 5.5)
 @pytest.mark.parametrize("rungs", [LADDER.rungs[:2], (*LADDER.rungs[:2], UNJUDGED)])
 def test_the_largest_rate_is_a_bound_where_no_larger_one_was_tested(rungs: tuple[Forecast, ...]) -> None:
     bound = replace(FULL, ladder=replace(LADDER, rungs=rungs))
-    said = "2 learning rates tested, the largest that trains is at least 0.001 (no larger one was tested)"
+    said = (
+        "2 learning rates tested, the largest that trains is at least 0.001 "
+        "(no larger one was tested; --rates 0.001:0.01:4 goes on)"
+    )
     words = text_report(bound, width=110)
     page = re.sub(r"<[^>]+>", "", bound.to_html()).replace("\u00a0", " ")
     assert said in " ".join(words.split())

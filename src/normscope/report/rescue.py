@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
+from normscope.forecast.best_rate import rates_on
 from normscope.forecast.range_test import LAST
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
@@ -63,8 +64,9 @@ def ladder_words(ladder: LadderForecast) -> str:
     largest = "none trains"
     if any(rung.outcome == "undecided" for rung in ladder.rungs):
         largest = "none is known to train"
-    if ladder.largest_is_bound:
-        largest = f"the largest that trains is at least {ladder.largest_rate:g} (no larger one was tested)"
+    if ladder.largest_is_bound and ladder.largest_rate is not None:
+        at_least = f"the largest that trains is at least {ladder.largest_rate:g}"
+        largest = f"{at_least} (no larger one was tested; {rates_on(ladder.largest_rate)} goes on)"
     elif ladder.largest_rate is not None:
         largest = f"the largest that trains is {ladder.largest_rate:g}"
     number = f"{count} learning rate{'s' if count != 1 else ''} tested"
