@@ -8,6 +8,7 @@ batches. Printed is the root mean square of their errors over seeds, in nats.
 """
 
 import itertools
+import statistics
 
 import numpy as np
 
@@ -32,9 +33,9 @@ def errors(ids: np.ndarray, num: int, seed: int) -> tuple[float, float]:
     whole = estimate([row for rows in batches[:num] for row in rows]).value
     own = SampledCrossEntropy.of(PLACE, whole, batches[:num], is_all=False)
     again = list(itertools.islice(data.windows(ids, 4, 64, seed), LAST.stop))[LAST.start :]
-    truth = np.mean([data.cross_entropy_of(np.concatenate(batches[k]), ids) for k in LAST])
-    found = np.mean([own(k, batch) for k, batch in zip(LAST, again, strict=True)])
-    return whole - float(truth), float(found - truth)
+    truth = statistics.fmean(data.cross_entropy_of(np.concatenate(batches[k]), ids) for k in LAST)
+    found = statistics.fmean(own(k, batch) or 0.0 for k, batch in zip(LAST, again, strict=True))
+    return whole - truth, found - truth
 
 
 def main() -> None:

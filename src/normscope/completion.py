@@ -12,12 +12,12 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from normscope.asked import FORMATS
 from normscope.database import is_sqlite
 
 MODELS = ("decoder", "encoder", "encoder-decoder", "vision")
 OPTIONS = ("scheme=", "depth=", "width=", "heads=", "norm=", "hidden=", "vocab=", "context=", "positions=")
 """The options of `nn:` that are typed most; `normscope check` names all of them where one is wrong."""
-FORMATS = ("int8", "int4", "fp8")
 _RULE = re.compile(r'^@rule\(\s*"(NS\d{3})".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 _ALARM = re.compile(r'^[A-Z_]+ = alarm\(\s*"(NS\d{3})",\s*"([\w-]+)"', re.MULTILINE)
 _SCHEME = re.compile(

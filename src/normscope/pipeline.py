@@ -14,6 +14,7 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
+from normscope.asked import require_longer
 from normscope.errors import BatchesError, UsageError
 from normscope.forecast import (
     Forecast,
@@ -28,7 +29,6 @@ from normscope.forecast import (
     with_baseline,
     with_caveat,
 )
-from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.one_rate import unless_noise
 from normscope.interrupts import only_once
 from normscope.probes import (
@@ -79,6 +79,7 @@ class Check:
 
     Attributes:
         earlier: forecast of the run from fewer steps, if it needed a rescue.
+        cut_short: why the check ended before its end; empty if it did not.
     """
 
     subject: Subject
@@ -97,6 +98,7 @@ class Check:
     notes: list[str] = field(default_factory=list)
     quantise: tuple[str, ...] = ()
     interrupted: bool = False
+    cut_short: str = ""
     is_script: bool = False
     earlier: Forecast | None = None
     cost: dict[str, float] = field(default_factory=dict)
@@ -148,7 +150,8 @@ class Check:
             verdict=verdict(found, interrupted=self.interrupted, tried=self.tried),
             budget=self.spending.to_dict(),
             cost=self.cost | {"total": round(sum(self.cost.values()), 4)},
-            notes=(*subject.notes, *self.notes),
+            notes=(*subject.notes, *self.notes, *filter(None, [self.cut_short])),
+            cut_short=self.cut_short,
         )
 
 
@@ -276,7 +279,7 @@ def check(
         except KeyboardInterrupt as stop:
             keep(run, stop)
             run.interrupted = True
-            run.notes.append("interrupted: the report has the measurements so far")
+            run.cut_short = "interrupted: the report has the measurements so far"
             raise CheckInterrupted(run.report()) from stop
         return run.report()
 
@@ -293,16 +296,6 @@ def _require_steps(steps: int, rates: tuple[float, ...], remedies: bool) -> None
     if steps == 0 and (rates or remedies):
         what = "forecast_rates" if rates else "try_remedies"
         raise UsageError(f"{what} with steps=0", "real steps to try", "use steps=20, the default")
-
-
-def require_longer(refine: int | None, steps: int, *, tries_rates: bool) -> None:
-    """Raise UsageError if a second trial of the best rates is not longer than the first of `steps`."""
-    first = max(steps, LADDER_STEPS)
-    if refine and not tries_rates:
-        raise UsageError(f"refine={refine}", "learning rates to try", "add forecast_rates")
-    if refine and refine <= first:
-        what, wanted = f"{refine} steps to refine over", f"more than the {first} of the first trials"
-        raise UsageError(what, wanted, f"use {REFINED_STEPS}")
 
 
 def keep(run: Check, stop: KeyboardInterrupt) -> bool:

@@ -155,6 +155,7 @@ def test_longer_trials_that_were_asked_for_are_said_to_repeat_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = report_of(watched(tmp_path, monkeypatch, "40", rates=(1e-3,), refine=50))
+    assert report.cut_short == "", "what was stored on the way is not kept"
     assert "copies were tried on the 40 batches of these steps, which repeat" in report.notes
 
 
@@ -165,6 +166,7 @@ def test_a_script_that_ends_before_its_short_trial_is_not_judged(
     folder = watched(tmp_path, monkeypatch, str(steps))
     report = report_of(folder)
     assert report.verdict == "interrupted"
+    assert report.cut_short == f"the script ended after {steps} of 20 steps"
     outcome = launch._outcome(folder, report, settings_of(), 0)
     assert not outcome.is_whole
     assert outcome.reason.endswith(f"(--steps {steps} asks for no more)")
@@ -183,6 +185,7 @@ def test_a_stop_in_a_longer_trial_keeps_the_short_ones(
     monkeypatch.setattr(following, "try_others", stopped)
     report = report_of(watched(tmp_path, monkeypatch, "25", refine=0))
     assert report.verdict == "interrupted"
+    assert report.cut_short == "interrupted after the script's 20 steps, while copies of the run were tried"
     assert report.ladder is not None
     assert [rung.lr for rung in report.ladder.rungs] == list(RATES)
 

@@ -228,7 +228,8 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(FAILS, "the loss went"), (f"{FAILS} warmup=1000", "as without one")]
+    ("words", "reason"),
+    [(FAILS, "the loss of the first batch went"), (f"{FAILS} warmup=1000", "as without one")],
 )
 def test_a_stop_while_the_script_is_followed_on_keeps_the_forecast(
     words: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +241,8 @@ def test_a_stop_while_the_script_is_followed_on_keeps_the_forecast(
     assert report.remedies is None
     assert reason in report.forecast.reason
     assert folder.facts()["stopped"] == "the script was interrupted after 80 of 300 steps"
+    assert report.cut_short == "the script was interrupted after 80 of 300 steps"
+    assert report.notes[-1] == report.cut_short
 
 
 def test_a_stop_is_not_said_to_be_the_end_of_the_script(

@@ -307,6 +307,22 @@ def test_options_that_do_not_go_with_a_script_are_refused_without_pytorch(words:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "python", "absent.py"],
+        ["--refine", "3", "--", "python", __file__],
+        ["nn:decoder", "--refine", "3"],
+        ["nn:decoder", "--rates", "1e-3:x"],
+        ["nn:decoder", "--quantise", "int7"],
+    ],
+)
+def test_bad_values_and_absent_scripts_are_refused_without_pytorch(words: list[str]) -> None:
+    code = "import sys; from normscope.cli.main import run; "
+    code += f"assert run({['check', *words]!r}) == 2; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_ctrl_c_in_the_trial_shows_what_was_measured_and_exits_130(here: Path) -> None:
     """Sent twice, as `timeout` does, while the trial's thread is in a backward pass."""
     (here / "model.py").write_text(INTERRUPTED)

@@ -14,7 +14,6 @@ from normscope import completion
 from normscope.cli.main import run
 from normscope.monitor.alarms import ALARMS
 from normscope.nn.schemes import SCHEMES
-from normscope.probes.quantisation import FORMATS
 from normscope.rules import RULES
 
 
@@ -22,7 +21,6 @@ def test_the_names_that_are_read_are_those_of_the_tables() -> None:
     assert completion.findings() == {code: rule.name for code, rule in RULES.items()}
     assert completion.alarms() == {code: alarm.name for code, alarm in ALARMS.items()}
     assert set(completion.schemes()) == set(SCHEMES)
-    assert completion.FORMATS == FORMATS
 
 
 def test_models_and_options_are_those_of_nn() -> None:

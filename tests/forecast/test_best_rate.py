@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from normscope.asked import rates
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.forecast.best_rate import ALIKE, CANDIDATES, KEPT, best_rate, candidates, end_loss, lowest
 from normscope.report.rescue import rate_to_use
@@ -91,11 +92,19 @@ def test_a_rate_that_fails_is_not_used_however_low_its_loss() -> None:
     assert found.reason == "the largest rate that does not fail"
 
 
-@pytest.mark.parametrize(("best", "rate", "end"), [(1e-6, 1e-4, "smallest"), (1.0, 1e-2, "largest")])
-def test_a_lowest_loss_at_an_end_says_so(best: float, rate: float, end: str) -> None:
+@pytest.mark.parametrize(
+    ("best", "rate", "end", "on"),
+    [(1e-6, 1e-4, "smallest", "1e-05:0.0001:4"), (1.0, 1e-2, "largest", "0.01:0.1:4")],
+)
+def test_a_lowest_loss_at_an_end_says_so_and_how_to_go_on(
+    best: float, rate: float, end: str, on: str
+) -> None:
     found = best_rate(ladder(best))
     assert found.rate == pytest.approx(rate)
-    assert f"the {end} rate that was tested" in found.reason
+    assert found.reason.startswith(f"the {end} rate that was tested; a {end.removesuffix('st')}r one may be")
+    assert found.reason.endswith(f": --rates {on}")
+    assert len(rates(on)) == 4
+    assert any(lr == pytest.approx(rate) for lr in rates(on)), "the end itself is tried again"
 
 
 def test_no_rate_without_a_healthy_rung() -> None:
@@ -127,6 +136,7 @@ def test_one_healthy_rung_has_a_rate_without_a_range() -> None:
     assert (found.rate, found.low, found.high) == (ladder(1e-3)[0].lr, None, None)
     words = rate_to_use(LadderForecast(tuple(only(1)), found.rate, "not needed", 0, found))
     assert words.startswith("learning rate 0.0001, without a warm-up: the only tested rate")
+    assert words.endswith("test others near it: --rates 3.16e-05:0.000316:4")
 
 
 def test_a_trial_that_stopped_early_or_has_no_finite_loss_predicts_nothing() -> None:

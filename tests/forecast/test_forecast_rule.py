@@ -7,7 +7,16 @@ import random
 import pytest
 
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import TIME_CONSTANT, at_full_rate, decide, pace, pull, sinking_diversity
+from normscope.forecast.rule import (
+    PARTED,
+    TIME_CONSTANT,
+    at_full_rate,
+    decide,
+    last_diversity,
+    pace,
+    pull,
+    sinking_diversity,
+)
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains
 
@@ -50,9 +59,16 @@ def test_a_run_without_a_sign_of_failure_is_told_with_its_figures_only() -> None
     said = decide([ForecastStep(0, None, 5.57, {"x": 0.19}), ForecastStep(20, 5.5, 5.4, {"x": 0.0055})], None)
     assert said.outcome == "trains"
     assert said.reason.startswith(
-        "no sign of failure in 20 steps: the loss goes from 5.57 to 5.40, the token"
+        "no sign of failure in 20 steps: the loss of the first batch goes from 5.57 to 5.40, the token"
     )
     assert said.reason.endswith("from 0.19 to 0.0055")
+
+
+def test_a_run_whose_tokens_hardly_differ_is_not_said_to_show_no_sign_of_failure() -> None:
+    said = decide(curve(9.3e-5, 0.10, 0.016), 3.313)
+    assert said.outcome == "trains"
+    assert said.reason.startswith("the tokens hardly differ after 20 steps: the loss of the first batch goes")
+    assert said.reason.endswith("; but batches agree on separating the tokens (pull 0.15, 0.03 needed)")
 
 
 @pytest.mark.parametrize("step", [1, 3, 9, 10])
@@ -66,7 +82,11 @@ def test_a_few_steps_do_not_tell_that_a_run_trains(step: int) -> None:
     ):
         said = decide(states, 3.313)
         assert said.outcome == ("trains" if step >= 10 else "undecided")
-        assert f"no sign of failure in {step} steps" in said.reason
+        alike = last_diversity(states[-1]) < PARTED
+        sign = (
+            f"the tokens hardly differ after {step} steps" if alike else f"no sign of failure in {step} steps"
+        )
+        assert said.reason.startswith(sign)
         assert not said.in_doubt
 
 
@@ -115,6 +135,17 @@ def test_pace_is_the_falls_share_of_a_time_constant() -> None:
 def test_a_healthy_run_that_falls_too_slowly_is_slow(fall: float, outcome: str) -> None:
     said = decide(paced(2.4, 2.0, 2.0 * math.exp(-fall * 20 / TIME_CONSTANT)), 3.0)
     assert (said.outcome, said.score > 0, said.failed) == (outcome, outcome == "trains", False)
+
+
+@pytest.mark.parametrize(
+    ("diversity", "sign"), [(0.3, "no sign of failure, but"), (5e-4, "the tokens hardly differ, and")]
+)
+def test_a_slow_run_says_whose_its_losses_are(diversity: float, sign: str) -> None:
+    start, half, end = paced(2.4, 2.1, 2.0)
+    half = dataclasses.replace(half, diversity={"x": diversity})
+    end = dataclasses.replace(end, diversity={"x": diversity}, coherence=0.1, loss=4.7)
+    losses = f"{start.loss:.2f} (of the first batch) to {end.recent_loss:.2f} (mean of the last batches)"
+    assert decide([start, half, end], 3.0).reason.startswith(f"{sign} the loss falls from {losses} in")
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7, 40, 300])

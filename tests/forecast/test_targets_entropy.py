@@ -102,6 +102,28 @@ CASES: dict[str, Callable[[], Subject]] = {
 }
 
 
+def window(start: int, stop: int | None) -> Loss:
+    """The loss on the targets at these positions alone."""
+
+    def loss(logits: Tensor, batch: Tensor) -> Tensor:
+        targets = batch[:, start:stop]
+        return F.cross_entropy(logits[:, : targets.shape[1]].flatten(0, 1), targets.flatten())
+
+    return loss
+
+
+CASES |= {
+    "a horizon": lambda: subject_of(Reader(), texts(), window(16, None)),
+    "the middle": lambda: subject_of(Reader(), texts(), window(4, 20)),
+    "the last": lambda: subject_of(Reader(), texts((64, 33)), window(32, None)),
+    "twice in the batch": lambda: subject_of(
+        Reader(),
+        ({"ids": x, LOSS_INPUTS: (x,)} for x in texts()),
+        lambda out, b: window(16, None)(out, b["ids"]),
+    ),
+}
+
+
 def masked(ids: Tensor) -> Tensor:
     return ids.masked_fill(torch.arange(ids.shape[1]) % 3 > 0, -100)
 
@@ -256,6 +278,23 @@ def test_the_place_of_targets() -> None:
     assert [row.tolist() for row in place.sequences((ids.float(), ids))] == [[2, 3], [5, 6]]
     assert stored(ids, torch.tensor([3, 2, 5, 6])) is None
     assert stored(ids, torch.tensor([2, 3])) is None, "two ids would have to be padding"
+
+
+def test_the_place_of_targets_in_a_window() -> None:
+    ids = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 1]])
+    place = stored(ids, torch.tensor([3, 4, 8, 9]))
+    assert place is not None
+    assert (place.index, place.shift, place.left_out) == (0, 2, 1)
+    longer = torch.arange(14).reshape(2, 7)
+    assert [row.tolist() for row in place.sequences(longer)] == [[2, 3, 4, 5], [9, 10, 11, 12]]
+    assert stored(ids, torch.tensor([3, 4, 7, 8])) is None, "of other positions in each sequence"
+    assert stored(ids, torch.tensor([3, 4, 8])) is None, "not as many in each"
+    again = torch.tensor([[1, 2, 1, 2, 5, 6], [3, 4, 3, 4, 7, 8]])
+    assert stored(again, torch.tensor([1, 2, 3, 4])) is None, "at two places, and one may be by chance"
+    label = torch.tensor([[3, 4, 0], [8, 9, 0]])
+    whole = stored((ids, label), torch.tensor([3, 4, 0, 8, 9, 0]))
+    assert whole is not None
+    assert (whole.index, whole.shift) == (1, 0), "a whole tensor goes before a window"
 
 
 class TestEstimator:

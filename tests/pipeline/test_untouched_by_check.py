@@ -103,6 +103,7 @@ def test_check_restores_after_ctrl_c() -> None:
         normscope.check(model, torch.randint(0, 256, (2, 16)), steps=5, progress=stop)
     assert caught.value.report.measurements.of("stream/rms")
     assert caught.value.report.verdict == "interrupted"
+    assert caught.value.report.cut_short == "interrupted: the report has the measurements so far"
     after = fingerprint(model)
     for key in before:
         assert same(before[key], after[key]), key

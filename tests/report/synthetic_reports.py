@@ -246,6 +246,7 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
         },
         "budget": {},
         "notes": (),
+        "cut_short": "",
     }
     return SimpleNamespace(**fields | {"anatomy": anatomy, "measurements": Measurements(rows)} | other)
 

@@ -57,6 +57,34 @@ def test_other_verdicts_stand_alone(verdict: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("verdict", "outcome", "certainty", "is_named"),
+    [
+        ("healthy", "trains", 0.69, True),
+        ("at risk", "trains", 0.89, True),
+        ("will fail", "collapses", 0.2, True),
+        ("healthy", "trains", 0.9, False),
+        ("will fail", "collapses", 0.1, False),
+        ("will fail", "trains", 0.69, False),  # another finding made the verdict
+        ("at risk", "needs-warmup", 0.69, False),  # the probability is that of the warm-up's trial
+        ("healthy", "trains", None, False),
+    ],
+)
+def test_the_headline_names_a_probability_that_is_not_sure(
+    verdict: str, outcome: str, certainty: float | None, is_named: bool
+) -> None:
+    one = judged(verdict, told(outcome, certainty))
+    said = f"{verdict}, probability of training {certainty:.2f}" if is_named else verdict
+    assert text_report(one, 80).splitlines()[0] == f"{said}  hf:gpt2"
+    assert f"{said.capitalize()}</h1>" in one.to_html()
+    assert one.to_dict()["verdict"] == verdict
+
+
+def test_a_headline_that_rests_on_the_ladders_trial_has_its_probability() -> None:
+    one = judged("healthy", told("slow", 0.6), told("trains", 0.7, steps=36))
+    assert words(one).startswith("healthy, probability of training 0.70 hf:gpt2")
+
+
+@pytest.mark.parametrize(
     ("outcome", "certainty", "differs"),
     [("slow", 0.6, True), ("slow", 0.4, False), ("trains", 0.4, True), ("trains", 0.6, False)],
 )
@@ -102,6 +130,21 @@ def test_a_ladder_that_trains_closes_a_slow_trial(trial_says: str, ladder_says: 
     assert f"<title>{said} · hf:gpt2" in one.to_html()
     elsewhere = judged("healthy", told(trial_says), told("trains", steps=36, lr=5e-3))
     assert words(elsewhere).startswith(f"healthy, trial {trial_says}")
+
+
+def test_a_check_that_was_cut_short_says_so_first_in_every_form() -> None:
+    why = "the script was interrupted after 80 of 300 steps"
+    one = replace(judged("at risk", told("trains", 0.99)), cut_short=why, notes=("a single batch", why))
+    assert text_report(one, 80).splitlines()[:2] == ["at risk  hf:gpt2", f"but     {why}"]
+    assert words(one).count(why) == 1
+    markdown = one.to_markdown()
+    assert markdown.index(f"Cut short: {why}.") < markdown.index("| the run | |")
+    page = one.to_html()
+    assert page.index(f"<b>Cut short</b> {why.capitalize()}.") < page.index('<p class="lead">')
+    assert page.lower().count(why) == 1
+    assert f"Cut short: {why}" in one._repr_html_()
+    assert one.to_dict()["notes"] == ["a single batch", why]
+    assert "Cut short" not in judged("at risk", told("trains", 0.99)).to_html()
 
 
 def test_a_short_slow_trial_names_what_says_more() -> None:

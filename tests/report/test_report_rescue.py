@@ -14,7 +14,14 @@ from normscope.forecast import AtScale, BestRate, Forecast, ForecastStep, Ladder
 from normscope.report import text_report
 from normscope.report.console import as_text
 from normscope.report.figures.trial import ladder_charts
-from normscope.report.rescue import ladder_table, ladder_words, rate_to_use, rates_at_scale, way_out
+from normscope.report.rescue import (
+    ladder_table,
+    ladder_words,
+    rate_to_use,
+    rates_at_scale,
+    remedies_legend,
+    way_out,
+)
 from normscope.rules.remedies import REMEDIES, Attempt, Rescue
 from normscope.schemas import schema
 
@@ -85,12 +92,46 @@ def test_the_terminal_tells_the_way_out_and_every_line() -> None:
     flat = " ".join(words.split())
     assert f"rescue pre-ln. {REMEDIES['pre-ln'].summary}" in flat
     assert "skipped qk-norm (the <i>maps</i> were not found)" in flat
-    lines = [line.split()[:3] for line in words.splitlines()]
-    assert ["pre-ln", "rescues", "3.1"] in lines
-    assert ["clip", "fails", "3.4"] in lines
+    lines = [line.split()[:4] for line in words.splitlines()]
+    assert ["pre-ln", "rescues", "20", "3.1"] in lines
+    assert ["clip", "fails", "20", "3.4"] in lines
     assert "deepnorm + warm-up rescues" in flat
     assert "3 learning rates tested, the largest that trains is 0.001; warm-up 10 steps" in flat
     assert "0.01 diverges" in flat
+
+
+def test_the_remedies_table_names_steps_and_rates_and_says_how_to_read_losses() -> None:
+    long = rung(1e-3, "trains", 3.4)
+    long = replace(long, steps=100, certainty=0.7, curve=(long.curve[0], replace(long.curve[-1], step=100)))
+    attempts = (
+        Attempt(("much-lower-rate",), long, "no sign of failure", 1.5),
+        Attempt(("pre-ln", "lower-rate"), rung(1e-2 / 3, "trains", 3.2), "well", 1.5),
+        *RESCUE.attempts[2:],
+    )
+    one = replace(report(), remedies=Rescue(attempts))
+    words = text_report(one, width=80)
+    rows = [re.split(" {2,}", line) for line in words.splitlines()]
+    table = {name: cells for name, *cells in rows}
+    assert table["remedy"] == ["forecast", "steps", "loss", "diversity", "changes"]
+    assert table["much-lower-rate (0.001)"] == ["rescues", "100", "3.4", "0.001", "settings"]
+    assert table["pre-ln + lower-rate (0.00333)"] == ["rescues", "20", "3.2", "0.001", "model"]
+    assert table["clip"][:3] == ["fails", "20", "3.4"]
+    legend = (
+        "“rescues”: forecast to get under the unigram entropy, 3.31, within 300 steps; a short trial need"
+    )
+    assert legend in " ".join(words.split())
+    page = re.sub(r"<[^>]+>", " ", one.to_html()).replace("\u00a0", " ")
+    assert legend in page
+    assert "much-lower-rate (0.001) rescues 0.70 100 3.4 0.001" in " ".join(page.split())
+
+
+def test_the_legend_names_the_loss_to_beat_that_there_is() -> None:
+    of_values = replace(rung(1e-2, "trains", 3.2), unigram_entropy=None, best_constant=0.5)
+    unknown = replace(of_values, best_constant=None)
+    for forecast, aim in ((of_values, "get under the loss without the input, 0.5,"), (unknown, "train")):
+        legend = remedies_legend(Rescue((Attempt(("clip",), forecast, "", 1.0),)))
+        assert legend.startswith(f"“rescues”: forecast to {aim} within 300 steps;")
+    assert remedies_legend(Rescue(RESCUE.attempts[3:])) == ""
 
 
 UNJUDGED = rung(3e-2, "not measured", 5.5)
@@ -99,7 +140,10 @@ UNJUDGED = rung(3e-2, "not measured", 5.5)
 @pytest.mark.parametrize("rungs", [LADDER.rungs[:2], (*LADDER.rungs[:2], UNJUDGED)])
 def test_the_largest_rate_is_a_bound_where_no_larger_one_was_tested(rungs: tuple[Forecast, ...]) -> None:
     bound = replace(FULL, ladder=replace(LADDER, rungs=rungs))
-    said = "2 learning rates tested, the largest that trains is at least 0.001 (no larger one was tested)"
+    said = (
+        "2 learning rates tested, the largest that trains is at least 0.001 "
+        "(no larger one was tested; --rates 0.001:0.01:4 goes on)"
+    )
     words = text_report(bound, width=110)
     page = re.sub(r"<[^>]+>", "", bound.to_html()).replace("\u00a0", " ")
     assert said in " ".join(words.split())

@@ -92,7 +92,9 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 def test_trial_cost_and_notes_are_said() -> None:
     shown = text_report(report(), 140)
-    assert "adam at 0.001, 20 steps → collapses; loss 5.5 → 5 (unigram entropy 3.31)" in shown
+    assert (
+        "adam at 0.001, 20 steps → collapses; loss of the first batch 5.5 → 5 (unigram entropy 3.31)" in shown
+    )
     assert "a single batch is repeated" in shown
     assert "0.2 s (signal 0.2)" in shown
 

@@ -639,6 +639,22 @@ def test_only_decoupled_decay_is_judged(make: Callable[..., torch.optim.Optimize
     assert any(row.quantity == "wiring/decay" for row in rows) == expected
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (partial(torch.optim.AdamW, lr=1e-2), False),  # its default, 0.01
+        (partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.011), True),
+        (partial(torch.optim.Adam, lr=1e-2, weight_decay=0.01, decoupled_weight_decay=True), False),
+        (partial(torch.optim.SGD, lr=1e-2, weight_decay=0.01), True),  # its steps may be as small
+    ],
+)
+def test_a_decay_that_a_step_undoes_is_not_judged(
+    make: Callable[..., torch.optim.Optimizer], expected: bool
+) -> None:
+    model = Model()
+    assert ("NS711" in found(miswired.stepped(model, make(model.parameters())))) == expected
+
+
 class Quantised(nn.Module):
     """x W_8ᵀ + (x A) B with a frozen float8 matrix."""
 

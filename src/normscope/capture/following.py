@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
+from normscope.asked import LADDER_STEPS, parse_formats
 from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
@@ -36,13 +37,11 @@ from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
-from normscope.forecast.ladder import LADDER_STEPS
 from normscope.forecast.recent import mean_recent, recent_steps
-from normscope.forecast.rule import EXTENSION, LONG, Decision
+from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
-from normscope.probes.quantisation import parse_formats
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
 from normscope.rules.remedies import LONGER, needs_rescue
@@ -215,8 +214,7 @@ class Following(Counting):
                 self._judge()
             assert check.forecast is not None
             check.notes.extend(self._baseline_notes)
-            if self._is_short or self.ended:
-                check.notes.append(self._ended)
+            check.cut_short = self._ended if self._is_short or self.ended else ""
             for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
                 if count:
                     skipped = f"{part}{count} of {self.step} steps"
@@ -240,8 +238,15 @@ class Following(Counting):
                 seen = f"only {self.step} of {self.settings.steps} steps were seen"
                 of_copy = self._of_copy if self._of_copy and self._of_copy.warmup > self.step else None
                 self._check.forecast, self._check.config = of_copy or self._forecast(seen), self._recipe()
-            self._check.interrupted = True
+            self._check.interrupted, self._check.cut_short = True, self.interrupted
             self.folder.write_report(self._check.report())
+
+    @property
+    def interrupted(self) -> str:
+        """Sentence on how far an interrupted check had come."""
+        if self.step < self.last:
+            return f"the script was interrupted after {self.step} of {self.last} steps"
+        return f"interrupted after the script's {self.step} steps, while copies of the run were tried"
 
     @property
     def _is_short(self) -> bool:
@@ -327,7 +332,7 @@ class Following(Counting):
             losses = f"{self.curve[0].loss:.2f} to {self.curve[-1].loss:.2f}"
             check.notes.append(
                 f"the script's {self.step} steps lie in its warm-up of about {check.config.warmup}: "
-                f"the loss goes from {losses}; the forecast is that of a copy"
+                f"the loss {FIXED} goes from {losses}; the forecast is that of a copy"
             )
         first = check.earlier
         if first is not None and not needs_rescue(check.forecast):

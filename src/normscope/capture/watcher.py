@@ -387,8 +387,7 @@ class Watcher:
             with postponed(lambda: None):  # another one must not lose the report, or reach the script
                 self._is_over = True
                 if isinstance(self._following, Following) and not self.folder.has("done"):
-                    of = f"{self._following.step} of {self._following.last} steps"
-                    self.folder.note(stopped=f"the script was interrupted after {of}")
+                    self.folder.note(stopped=self._following.interrupted)
                     self._following.store_so_far(stop)
                 self.leave()
         except UsageError as error:

@@ -14,6 +14,7 @@ from normscope.cli.check_options import (
     rates_given,
     recipe_options,
     require_usable,
+    require_values,
 )
 from normscope.cli.options import FailOn, option
 from normscope.cli.output import chosen_format, require_writable
@@ -210,6 +211,7 @@ def command(
     if steps == 0 and (forecast or refine or rates is not None or try_remedies):
         flag = "--try-remedies" if try_remedies else "--forecast"
         raise UsageError(f"{flag} with --steps 0", "real steps to try", "leave --steps out")
+    require_values(context.params)
     if context.meta[SCRIPT] is not None:
         require_usable(context, context.meta[SCRIPT])
         from normscope.cli.check_script import check_script

@@ -1,11 +1,13 @@
 """Options of `check`: where each goes, and what is made of them."""
 
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from normscope.asked import parse_formats, rates, require_longer
+from normscope.capture.launch import command_to_start
 from normscope.cli.options import typed, words_of
 from normscope.cli.script_words import SCRIPT
 from normscope.errors import UsageError
@@ -49,7 +51,10 @@ def refuse_others(context: typer.Context, allowed: Set[str], beside: str, expect
 
 
 def require_usable(context: typer.Context, words: Sequence[str]) -> None:
-    """Raise UsageError for options that do not go with the script `words`; this imports no PyTorch."""
+    """Raise UsageError for a script `words` that cannot be started, or options that do not go with it.
+
+    This imports no PyTorch.
+    """
     given, command = context.params, shlex.join(words)
     refuse_others(
         context, OF_SCRIPT, "a training script", "the script's own setting", f"set it in `{command}`"
@@ -59,6 +64,18 @@ def require_usable(context: typer.Context, words: Sequence[str]) -> None:
         raise UsageError(both, "one of the two", "leave one out")
     if given["steps"] == 0:
         raise UsageError("--steps 0 with a training script", "1 or more", "leave --steps out")
+    command_to_start(words)
+
+
+def require_values(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for values of `--rates`, `--refine` and `--quantise` that cannot be used.
+
+    This imports no PyTorch, and therefore leaves out whether torchao is installed.
+    """
+    tries_rates = given["rates"] is not None and bool(rates_given(given["rates"]))
+    tries_rates = tries_rates or given["forecast"] or bool(given["refine"])
+    require_longer(given["refine"], given["steps"], tries_rates=tries_rates)
+    parse_formats(given["quantise"])
 
 
 def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
@@ -69,8 +86,6 @@ def recipe_options(context: typer.Context, run: "Run | None") -> dict[str, Any]:
 
 def rates_given(text: str) -> list[float]:
     """The learning rates that `--rates` names."""
-    from normscope.maps.grid import rates
-
     return rates(text, "--rates", MOST_RATES)
 
 

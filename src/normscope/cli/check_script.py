@@ -14,7 +14,6 @@ from normscope.cli.report_output import Format, exit_status, show
 from normscope.cli.script_words import SCRIPT
 from normscope.errors import CaptureError
 from normscope.interrupts import Ended
-from normscope.pipeline import require_longer
 from normscope.probes.quantisation import formats_to_round
 
 
@@ -23,7 +22,6 @@ def check_script(context: typer.Context, format: Format) -> int:
     given, words = context.params, context.meta[SCRIPT]
     rates = [] if given["rates"] is None else rates_given(given["rates"])
     forecast = given["forecast"] or bool(given["refine"])
-    require_longer(given["refine"], given["steps"], tries_rates=forecast or bool(rates))
     formats_to_round(given["quantise"])  # refused before the script starts
     settings = {name: given[name] for name in SETTINGS_OF_SCRIPT}
     settings |= {"forecast": forecast, "rates": tuple(rates)}

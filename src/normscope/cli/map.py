@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.asked import counts, rates, seeds, words
 from normscope.cli.map_progress import map_progress
 from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option, typed
 from normscope.cli.output import emit, format_for, require_writable
@@ -164,7 +165,7 @@ def _train(given: SimpleNamespace) -> int:
 def _cells(given: SimpleNamespace) -> "tuple[Cell, ...]":
     """The cells of the grid that the options name."""
     from normscope.maps import Grid
-    from normscope.maps.grid import counts, rates, seeds, with_options, words
+    from normscope.maps.grid import with_options
     from normscope.train import Recipe, RunConfig
 
     base = RunConfig(

@@ -9,9 +9,10 @@ model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseli
 longer trials are made. `record` holds the types of the results. The evidence is in docs/forecast-evidence.md.
 """
 
+from normscope.asked import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.baseline import best_constant
 from normscope.forecast.divergence import divergence_risk
-from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS, forecast_ladder, rates_around
+from normscope.forecast.ladder import forecast_ladder, rates_around
 from normscope.forecast.longer import LongerTrials, longer_trials, with_caveat
 from normscope.forecast.loss_to_beat import lacks_baseline, with_baseline
 from normscope.forecast.one_rate import forecast, forecast_measurements

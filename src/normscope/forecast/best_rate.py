@@ -50,7 +50,10 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
         open_ = "" if ends[0][0].trains else f" (its trial is {ends[0][0].outcome})"
         others = any(not rung.failed for rung in rungs if rung is not ends[0][0])
         only = "the only rate whose longer trial" if others else "the only tested rate that"
-        return BestRate(ends[0][0].lr, None, None, f"{only} does not fail{open_}; test others near it")
+        near = f"test others near it: {rates_on(ends[0][0].lr / 10**0.5)}"
+        return BestRate(
+            ends[0][0].lr, None, None, f"{only} does not fail{open_}; test others near it: {near}"
+        )
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
     low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)
@@ -181,9 +184,15 @@ def _edge(rungs: Sequence[Forecast], last: Forecast, rates: Sequence[float], los
     lower = any(math.log2(rung.lr) < rates[0] for rung in rungs)
     higher = any(rung.lr > last.lr and not rung.failed for rung in rungs)
     if i == 0 and not lower:
-        return "the smallest rate that was tested; a smaller one may be better"
+        smallest = min(rung.lr for rung in rungs)
+        return f"the smallest rate that was tested; a smaller one may be better: {rates_on(smallest / 10)}"
     if i < len(losses) - 1 or (i and higher):
         return "the lowest loss predicted for 300 steps"
     if any(rung.lr > last.lr for rung in rungs):
         return "the largest rate that does not fail"
-    return "the largest rate that was tested; a larger one may be better"
+    return f"the largest rate that was tested; a larger one may be better: {rates_on(last.lr)}"
+
+
+def rates_on(first: float) -> str:
+    """The option that tries four rates from `first` to ten times it, as far apart as those of a ladder."""
+    return f"--rates {first:.3g}:{10 * first:.3g}:4"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
+from normscope.asked import LADDER_STEPS
 from normscope.errors import UsageError, describe
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
@@ -27,10 +28,6 @@ from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import hides_targets
 from normscope.train import CRITERION_STEPS, Recipe, in_flushed_thread
-
-LADDER_STEPS = 36  # fewest steps of a rung: a pace over 10 of 20 steps is less certain
-REFINED_STEPS = 140
-"""Steps over which the best rates are tried again, unless said otherwise; see docs/forecast-rates.md."""
 
 MOST_PARAMETERS = 20_000_000
 """Most parameters of all rungs that are stepped together; a weight takes 16 bytes each."""

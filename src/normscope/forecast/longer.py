@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from normscope.forecast.ladder import LADDER_STEPS, REFINED_STEPS
+from normscope.asked import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.record import LadderForecast
 from normscope.forecast.rule import LONG
 from normscope.subjects import Subject

@@ -37,6 +37,7 @@ ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: 
 SHARED = 0.12  # pull of a run on measured values that uses its input; noise has under 0.08
 HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
 DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
+FIXED = "of the first batch"  # whose loss a measurement has: a reader would take it for that of the data
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def decide(
         return Decision("diverges", f"the loss is not finite after {last.step} steps", score=WORST)
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
-        return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
+        return Decision("diverges", f"the loss {FIXED} went {change} in {last.step} steps", score=WORST)
     if unit != 1.0 and hidden == "random":
         hidden = ""  # numbers are predicted, of which the ids say nothing
     found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
@@ -118,7 +119,7 @@ def _by_trial(
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
     if baseline is not None and has_learnt(last, baseline, unit):
-        said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
+        said = f"{_last_loss(last)} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
         loss_to_beat = None if hidden == "random" else baseline
@@ -353,7 +354,7 @@ def _by_loss(
 ) -> Decision:
     """Decide by the loss alone, where no stack was read: slow, stuck at the unigram entropy, or undecided."""
     last = curve[-1]
-    said = f"no stack was read, and the loss is {last.loss:.2f} after {last.step} steps"
+    said = f"no stack was read, and the loss {FIXED} is {last.loss:.2f} after {last.step} steps"
     if baseline is not None and last.step >= LONG:
         before = min(curve, key=lambda step: abs(step.step - last.step // 2))
         arrived = max(last.loss, before.loss) < baseline + LEARNT * unit
@@ -384,7 +385,7 @@ def _by_margins(
         return Decision("collapses" if diversity < FAINT else "plateau", stuck, score=score)
     if margins.get("pace", 0.0) < 0:
         return _slow(curve, margins["pace"], name)
-    also = f", and batches agree on separating the tokens {scores}" if diversity < PARTED else ""
+    also = f"; but batches agree on separating the tokens {scores}" if diversity < PARTED else ""
     return Decision("trains", _unharmed(curve) + also, score=score)
 
 
@@ -406,7 +407,8 @@ def _by_agreement(
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
     own = _long_mean(curve)
     if margins["pull"] < 0:
-        said = f"loss {last.loss:.3g} after {last.step} steps, and batches do not agree on what to learn "
+        said = f"the loss {FIXED} is {last.loss:.3g} after {last.step} steps, "
+        said += "and batches do not agree on what to learn "
         said += scores
         if own is not None:
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
@@ -434,11 +436,24 @@ def _baseline_name(tokens: bool, unit: float = 1.0) -> str:
 
 def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:
     first, last = curve[0], curve[-1]
+    sign = "the tokens hardly differ, and" if _hardly_differ(last) else "no sign of failure, but"
     said = (
-        f"no sign of failure, but the loss falls from {first.loss:.2f} to {last.recent_loss:.2f} in "
-        f"{last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
+        f"{sign} the loss falls from {first.loss:.2f} ({FIXED}) to {last.recent_loss:.2f} (mean of the last "
+        f"batches) in {last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
     )
     return Decision("slow", said, score=max(WORST, margin))
+
+
+def _hardly_differ(last: ForecastStep) -> bool:
+    """Whether the tokens have nearly become alike: a sign of failure, also in a run that recovers from it."""
+    return bool(last.diversity) and last_diversity(last) < PARTED
+
+
+def _last_loss(last: ForecastStep) -> str:
+    """The loss that `has_learnt` compares, in words."""
+    if last.step > LONG and last.recent_loss is not None:
+        return f"the mean loss of the last batches, {last.recent_loss:.3g},"
+    return f"the loss {FIXED}, {last.loss:.3g},"
 
 
 def _figures(curve: Sequence[ForecastStep]) -> str:
@@ -447,10 +462,12 @@ def _figures(curve: Sequence[ForecastStep]) -> str:
 
 
 def _unharmed(curve: Sequence[ForecastStep]) -> str:
-    """Figures of a run that shows no sign of failure."""
+    """Figures of a run that does not fail, after what a reader must know of them."""
     first, last = curve[0], curve[-1]
+    hardly = f"the tokens hardly differ after {last.step} steps"
+    sign = hardly if _hardly_differ(last) else f"no sign of failure in {last.step} steps"
     return (
-        f"no sign of failure in {last.step} steps: the loss goes from {first.loss:.2f} to {last.loss:.2f}, "
-        f"the token diversity of the last hidden state from {last_diversity(first):.2g} to "
+        f"{sign}: the loss {FIXED} goes from {first.loss:.2f} to "
+        f"{last.loss:.2f}, the token diversity of the last hidden state from {last_diversity(first):.2g} to "
         f"{last_diversity(last):.2g}"
     )

@@ -216,7 +216,7 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     with measuring(subject.model):
         rows = _rows_of(subject, batches[: 1 if same(*batches) else 2])
         places = [_place(batch, found) for batch, found in zip(batches, rows, strict=False)]
-    if len({(place.index, place.shift) for place in places}) > 1:
+    if len({(place.index, place.shift, place.left_out) for place in places}) > 1:
         raise UnknownEntropyError(NOT_STORED)
     place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
     for sample in _samples(subject, place):

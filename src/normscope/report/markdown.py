@@ -66,6 +66,9 @@ def _lines(report: Report, command: str | None) -> Iterator[str]:
     yield f"### normscope: {headline(report.verdict, report.forecast, report.ladder)}"
     yield ""
     yield code(report.model)
+    if report.cut_short:
+        yield ""
+        yield f"Cut short: {text(report.cut_short)}."
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield ""
         yield "No trial decided; the verdict rests on measurements before the first step."

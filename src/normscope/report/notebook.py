@@ -22,6 +22,7 @@ def report_html(report: Report) -> str:
     grave = any(str(finding.severity) != "note" for finding in report.findings)
     return fragment(
         head,
+        *([line(f"Cut short: {report.cut_short}")] if report.cut_short else []),
         *([] if grave else [line(lead_sentence(report))]),
         *([table(map(_finding, report.findings))] if report.findings else []),
         *(

@@ -39,6 +39,7 @@ class Report:
         recipe: what a step of the trial does: optimizers and their groups, schedule, clipping, accumulation
             and precision, see `normscope.train.described`; None where no step was asked for.
         notes: further facts that a reader must know ("a single batch is repeated").
+        cut_short: the note that says why the check ended before its end; empty if it did not.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Report:
     ladder: LadderForecast | None = None
     remedies: Rescue | None = None
     recipe: Mapping[str, Any] | None = None
+    cut_short: str = ""
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from normscope.forecast import Forecast, LadderForecast, ScaledRate
+from normscope.forecast.best_rate import rates_on
 from normscope.forecast.range_test import LAST
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
 from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
 from normscope.rules import figure
-from normscope.rules.remedies import REMEDIES, Attempt, Rescue
+from normscope.rules.remedies import LOWER_RATES, REMEDIES, Attempt, Rescue
+from normscope.train import CRITERION_STEPS
 
 OUTCOME_CLASSES = {
     **dict.fromkeys(("trains", "rescues"), "good"),
@@ -40,8 +42,7 @@ def ladder_table(ladder: LadderForecast) -> FigureTable:
         rate = Text(f"{rung.lr:g}", style="bold" if here else "")
         note = Text(f" {_MARK}", style="dim") if here else Text("")
         risk = [NOTHING if rung.divergence is None else f"{rung.divergence:.2f}"] if is_risky else []
-        steps = str(rung.curve[-1].step) if rung.curve else NOTHING
-        figures = (*risk, steps, *last_figures(rung))
+        figures = (*risk, steps_taken(rung), *last_figures(rung))
         table.add_row(rate, _coloured(rung.outcome) + note, probability(rung), *figures)
     return table
 
@@ -63,8 +64,9 @@ def ladder_words(ladder: LadderForecast) -> str:
     largest = "none trains"
     if any(rung.outcome == "undecided" for rung in ladder.rungs):
         largest = "none is known to train"
-    if ladder.largest_is_bound:
-        largest = f"the largest that trains is at least {ladder.largest_rate:g} (no larger one was tested)"
+    if ladder.largest_is_bound and ladder.largest_rate is not None:
+        at_least = f"the largest that trains is at least {ladder.largest_rate:g}"
+        largest = f"{at_least} (no larger one was tested; {rates_on(ladder.largest_rate)} goes on)"
     elif ladder.largest_rate is not None:
         largest = f"the largest that trains is {ladder.largest_rate:g}"
     number = f"{count} learning rate{'s' if count != 1 else ''} tested"
@@ -146,17 +148,41 @@ def _ranged(each: ScaledRate) -> str:
 
 
 def remedies_table(rescue: Rescue) -> FigureTable:
-    """A line a remedy that was tried, the best first."""
-    table = FigureTable("remedy", "forecast", *_FIGURES, "changes", figures=_FIGURES)
+    """A line a remedy that was tried, the best first; see `remedies_legend`."""
+    columns = ("steps", *_FIGURES)
+    table = FigureTable("remedy", "forecast", *columns, "changes", figures=columns)
     for attempt in rescue.attempts:
         if attempt.forecast is not None:
             table.add_row(
-                Text(attempt.name, style="bold" if attempt is rescue.best else ""),
+                Text(named(attempt), style="bold" if attempt is rescue.best else ""),
                 _coloured(attempt.status),
+                steps_taken(attempt.forecast),
                 *last_figures(attempt.forecast),
-                Text(REACHES[attempt.reach], style="dim"),
+                Text(REACHES[attempt.reach].split()[-1], style="dim"),
             )
     return table
+
+
+def named(attempt: Attempt) -> str:
+    """The remedy's name, with the learning rate where it changes that: "much-lower-rate (0.001)"."""
+    if attempt.forecast is None or LOWER_RATES.keys().isdisjoint(attempt.names):
+        return attempt.name
+    return f"{attempt.name} ({attempt.forecast.lr:.3g})"
+
+
+def remedies_legend(rescue: Rescue) -> str:
+    """How to read the table: a remedy may rescue beside a larger loss than that of one that fails."""
+    tried = next((a.forecast for a in rescue.attempts if a.forecast is not None), None)
+    if tried is None:
+        return ""
+    aim = "train"
+    if tried.baseline.loss is not None:
+        name = "loss without the input" if tried.unigram_entropy is None else "unigram entropy"
+        aim = f"get under the {name}, {figure(tried.baseline.loss)},"
+    return (
+        f"“rescues”: forecast to {aim} within {CRITERION_STEPS} steps; a short trial need not be there yet. "
+        "The loss is that of the first batch: compare only losses after the same number of steps."
+    )
 
 
 def remedies_words(rescue: Rescue) -> Iterator[tuple[str, str]]:
@@ -193,6 +219,11 @@ def _coloured(word: str) -> Text:
 def probability(forecast: Forecast) -> str:
     """The probability that the run trains."""
     return NOTHING if forecast.certainty is None else f"{forecast.certainty:.2f}"
+
+
+def steps_taken(forecast: Forecast) -> str:
+    """Steps of the trial after which its last figures were measured."""
+    return str(forecast.last_step) if forecast.curve else NOTHING
 
 
 def last_figures(forecast: Forecast) -> tuple[str, str]:

@@ -33,6 +33,7 @@ from normscope.report.rescue import (
     range_test_in_words,
     rate_to_use,
     rates_at_scale,
+    remedies_legend,
     remedies_table,
     remedies_words,
 )
@@ -86,6 +87,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
     head = headline(report.verdict, report.forecast, report.ladder)
     colour = COLOURS["undecided" if head.startswith("healthy,") else report.verdict]
     yield Text.assemble((head, colour), "  ", (report.model, "bold"))
+    if report.cut_short:
+        yield labelled("but", report.cut_short)
     if report.forecast is None or report.forecast.outcome in ("not measured", "undecided"):
         yield labelled("but", "no trial decided; the verdict rests on measurements before the first step")
     if report.ladder is not None and (rate := rate_to_use(report.ladder)):
@@ -117,7 +120,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         if words := too_early_in_words(report.forecast, report.ladder):
             yield indented(Text(words))
     for note in report.notes:
-        yield labelled("note", note)
+        if note != report.cut_short:
+            yield labelled("note", note)
     yield labelled("cost", cost_in_words(report.cost))
     if report.budget:
         yield labelled("budget", budget_in_words(report.budget))
@@ -141,6 +145,7 @@ def _tried(report: Report) -> Iterator[RenderableType]:
         if any(attempt.forecast is not None for attempt in report.remedies.attempts):
             yield Text("")
             yield remedies_table(report.remedies)
+            yield Text(remedies_legend(report.remedies), style="dim")
     if report.ladder is not None:
         yield Text("")
         yield labelled("rates", ladder_words(report.ladder))

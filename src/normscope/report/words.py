@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.anatomy import Branch, Stack
+from normscope.asked import LADDER_STEPS
 from normscope.forecast import Forecast, LadderForecast
-from normscope.forecast.ladder import LADDER_STEPS
+from normscope.forecast.rule import FIXED
 from normscope.probes import Measurements
 from normscope.probes.next_step import NO_LOSS
 from normscope.rules import figure
@@ -39,22 +40,27 @@ def stack_in_words(stack: Stack) -> str:
 
 
 def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | None = None) -> str:
-    """The verdict and, where the trial does not say that the run trains, its outcome: "healthy, trial slow".
+    """The verdict and, where the trial leaves it open, its outcome or probability: "healthy, trial slow".
 
-    No finding speaks of a trial that is undecided or slow, so the verdict alone would read as that of a whole
-    check. A longer trial of the ladder that says that the same run trains counts more than a slow one.
+    No finding speaks of a trial that is undecided, slow or not sure, so the verdict alone would read as that
+    of a whole check. A longer trial of the ladder that says that the same run trains counts more than a slow
+    one.
     """
-    open_ends = ("undecided", "slow", "not measured")
-    if forecast is None or verdict not in ("healthy", "at risk") or forecast.outcome not in open_ends:
+    if forecast is None or verdict not in ("healthy", "at risk", "will fail"):
         return verdict
     again = None if ladder is None else ladder.same_run(forecast)
     if forecast.outcome == "slow" and again is not None and again.trains:
-        return verdict
-    return f"{verdict}, trial {forecast.outcome}"
+        forecast = again
+    if verdict != "will fail" and forecast.outcome in ("undecided", "slow", "not measured"):
+        return f"{verdict}, trial {forecast.outcome}"
+    rests_on_it = forecast.failed if verdict == "will fail" else forecast.outcome == "trains"
+    if rests_on_it and forecast.certainty is not None and not forecast.is_sure:
+        return f"{verdict}, probability of training {forecast.certainty:.2f}"
+    return verdict
 
 
 def forecast_in_words(forecast: Forecast) -> str:
-    """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss 5.5 → 3.5"."""
+    """The trial: "adamw at 0.0003, 20 steps → trains (probability of training 0.97); loss …"."""
     words = f"{forecast.optimizer} at {forecast.lr:g}"
     words += f", warm-up {forecast.warmup}" if forecast.warmup else ""
     words += f", {forecast.steps} steps → {forecast.outcome}"
@@ -62,7 +68,7 @@ def forecast_in_words(forecast: Forecast) -> str:
     words += f"; {risk}" if (risk := risk_in_words(forecast)) else ""
     if len(forecast.curve) > 1:
         first, last = forecast.curve[0], forecast.curve[-1]
-        words += f"; loss {figure(first.loss)} → {figure(last.loss)}"
+        words += f"; loss {FIXED} {figure(first.loss)} → {figure(last.loss)}"
         if forecast.unigram_entropy is not None:
             words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
         elif forecast.best_constant is not None:

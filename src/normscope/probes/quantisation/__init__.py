@@ -23,10 +23,11 @@ On the fixed batch, in eval mode. Rounding is torchao's, see `rounding`.
 from collections.abc import Iterable, Iterator, Sequence
 
 from normscope.anatomy import Anatomy
+from normscope.asked import FORMATS, parse_formats
 from normscope.probes.measurement import Measurement
 from normscope.probes.quantisation.alone import alone_rows, find_estimates
 from normscope.probes.quantisation.counterpart import counterpart_rows
-from normscope.probes.quantisation.formats import FORMATS, GRANULARITIES, parse_formats
+from normscope.probes.quantisation.formats import GRANULARITIES
 from normscope.probes.quantisation.look import Look
 from normscope.probes.quantisation.outliers import outlier_rows
 from normscope.probes.quantisation.places import PARTS

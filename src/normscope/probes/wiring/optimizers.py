@@ -6,7 +6,7 @@
     wiring/foreign         number of tensors in the optimizers that are no parameters of the model and have no
                            gradient, at ""; without those that the loss depends on, where it shows that
     wiring/decay           learning rate × weight decay of a trained vector or scalar: a step's share, where
-                           decay is decoupled from the gradient
+                           decay is decoupled from the gradient and no step undoes it
 
 Rows only where the user's own optimizers are known.
 """
@@ -29,6 +29,19 @@ UNKNOWN = "the loss is not known, or was recorded without them"
 
 DECOUPLED = ("adamw", "lion", "muon", "adafactor", "ademamix", "sophia")
 """Parts of names of optimizers that multiply a weight by 1 − ηλ; Adam adds λw to the gradient."""
+UNDONE = 0.01
+"""Decay, AdamW's default, up to which a step of Adam undoes it: a hundredth of its length holds a gain of 1.
+
+Measured after 2000 steps at 3e-3 on bytes (Pre-LN, 3 blocks, width 32): the mean gain is 1.04 without decay,
+1.00 with 0.01, and 0.76 with 0.1.
+"""
+
+
+def _shrinks(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether the decay of a group may shrink what no gradient holds firmly; SGD has steps of any size."""
+    is_sgd = type(optimizer).__name__.lower() == "sgd"
+    decay = float(group.get("weight_decay") or 0.0)
+    return _is_decoupled(optimizer, group) and (is_sgd or decay > UNDONE)
 
 
 def _is_decoupled(optimizer: Optimizer, group: dict[str, Any]) -> bool:
@@ -58,8 +71,8 @@ def optimizer_rows(subject: Subject, parameters: Parameters) -> Iterator[Measure
             yield Measurement("wiring/not-held", name, 1.0)
         elif held[id(parameter)] > 1:
             yield Measurement("wiring/held-twice", name, 1.0)
-    decoupled = [g for optimizer in optimizers for g in optimizer.param_groups if _is_decoupled(optimizer, g)]
-    for group in decoupled:
+    shrinking = [g for optimizer in optimizers for g in optimizer.param_groups if _shrinks(optimizer, g)]
+    for group in shrinking:
         decay = float(group.get("weight_decay") or 0.0)
         rate = max(float(group.get("lr") or 0.0), float(group.get("initial_lr") or 0.0))
         for parameter in group["params"]:

@@ -77,7 +77,7 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
 def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
     """Loss by step, and the unigram entropy of the batches trained on, or of the text where it is unknown."""
     curve, text, level = forecast.curve, forecast.unigram_entropy, None
-    losses = [Curve("fixed batch", "c-ink", xs, [step.loss for step in curve])]
+    losses = [Curve("first batch", "c-ink", xs, [step.loss for step in curve])]
     if any(step.train_loss is not None for step in curve):
         losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
     if any(step.batch_entropy is not None for step in curve):
@@ -100,6 +100,8 @@ def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
             "context; a single batch may lie below it."
         )
     log = is_log(loss for line in losses for loss in line.ys)
+    about += " First batch: always the same one, without dropout." * (len(losses) > 1)
+    about += " Training: the batch of each step." * any(line.name == "training" for line in losses)
     return _by_step("Loss", about + " Log axis." * log, losses, log=log, level=level)
 
 
@@ -154,7 +156,7 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
         return []
     unigram = rungs[0].unigram_entropy
     losses = [rung.curve[-1].loss for rung in rungs]
-    about = "Loss of the fixed batch at the end of each trial, in nats. The strip shows each trial's outcome."
+    about = "Loss of the first batch at the end of each trial, in nats. The strip shows each trial's outcome."
     steps = sorted({rung.last_step for rung in rungs})
     if len(steps) > 1:
         about += (

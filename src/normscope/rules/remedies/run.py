@@ -26,6 +26,13 @@ def warm_up(config: Recipe) -> Recipe:
 
 STABLE = "stability needs learning rate × curvature under a constant: Cohen et al. 2022, arXiv:2207.14484"
 
+LOWER_RATES = {
+    "lower-rate": ("A third", 3),
+    "much-lower-rate": ("A tenth", 10),
+    "far-lower-rate": ("A thirtieth", 30),
+}
+"""Remedies that lower the learning rate: its share, in words and as a divisor."""
+
 
 def _lower_rate(name: str, share: str, times: int) -> None:
     """Enter the remedy that divides the learning rate by `times`."""
@@ -41,9 +48,8 @@ def _lower_rate(name: str, share: str, times: int) -> None:
         return dataclasses.replace(config, lr=config.lr / times)
 
 
-_lower_rate("lower-rate", "A third", 3)
-_lower_rate("much-lower-rate", "A tenth", 10)
-_lower_rate("far-lower-rate", "A thirtieth", 30)
+for _name, (_share, _times) in LOWER_RATES.items():
+    _lower_rate(_name, _share, _times)
 
 
 @run_remedy(
