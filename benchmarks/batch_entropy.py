@@ -34,8 +34,8 @@ def errors(ids: np.ndarray, num: int, seed: int) -> tuple[float, float]:
     own = SampledCrossEntropy.of(PLACE, whole, batches[:num], is_all=False)
     again = list(itertools.islice(data.windows(ids, 4, 64, seed), LAST.stop))[LAST.start :]
     truth = statistics.fmean(data.cross_entropy_of(np.concatenate(batches[k]), ids) for k in LAST)
-    found = statistics.fmean(own(k, batch) or 0.0 for k, batch in zip(LAST, again, strict=True))
-    return whole - truth, found - truth
+    found = [each for k, batch in zip(LAST, again, strict=True) if (each := own(k, batch)) is not None]
+    return whole - truth, statistics.fmean(found) - truth
 
 
 def main() -> None:
