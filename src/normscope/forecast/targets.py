@@ -270,7 +270,8 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     if len(found) < GROUPS or result.error > largest:
         raise UnknownEntropyError(said)
     entropy, share = float(result.value), place.smoothing
-    value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
+    counts = np.bincount(np.concatenate(found), minlength=place.width)
+    value = smoothed_entropy(counts, entropy, share) if share else entropy
     return KnownEntropy(place.factor * value, place.factor * entropy, share)
 
 
