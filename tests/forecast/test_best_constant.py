@@ -1,6 +1,7 @@
 """The baseline of losses that are no cross-entropy: the loss of the best constant output."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +87,28 @@ def test_more_batches_are_read_where_their_losses_differ(monkeypatch: pytest.Mon
     monkeypatch.setattr(baseline, "NUMBERS_OF_BATCHES", (64,))
     with pytest.raises(UnknownEntropyError, match="64 batches show the loss"):
         best_constant(subject_of(loss_of(F.mse_loss), bursts()))
+
+
+@pytest.mark.parametrize(("size", "num"), [(20.0, 64), (4.2, 1024)])
+def test_no_more_batches_are_read_where_they_cannot_suffice(size: float, num: int) -> None:
+    """Of two large losses, the smaller may still become known: its error is 12 % in 1024 batches."""
+    reads = []
+
+    def rare() -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(pieces()):
+            reads.append(number)
+            targets = batch[LOSS_INPUTS][0] - MEANS
+            yield batch | {LOSS_INPUTS: ((size if number % 16 == 0 else 1) * targets,)}
+
+    with pytest.raises(UnknownEntropyError) as raised:
+        best_constant(subject_of(loss_of(F.mse_loss), rare()))
+    said = r"(\d+) batches show the loss .* only to (\d+) %, and 10 % are needed: about ([\d,]+) batches"
+    found = re.fullmatch(said, raised.value.reason)
+    assert found is not None, raised.value.reason
+    read, error, needed = (int(each.replace(",", "")) for each in found.groups())
+    assert read == num
+    assert max(reads) < num + 3
+    assert needed == pytest.approx(num * (error / 10) ** 2, rel=0.1)
 
 
 def test_places_that_do_not_count_are_left_out() -> None:

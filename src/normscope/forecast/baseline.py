@@ -30,6 +30,8 @@ WIDEST = 4096
 """Largest size of the output's last axis: the constant has a value for each place on it."""
 LARGEST_SHARE = 0.1
 """Largest error of the baseline, as a share of it: the margin that means "trains"."""
+SLACK = 1.5
+"""Factor by which an error may be overestimated: a few rare batches with a large loss make it uncertain."""
 
 _SUM = 1e-4  # sum of a row's gradient, as a share of its size, below which a loss is one of a softmax
 
@@ -50,7 +52,7 @@ def best_constant(subject: Subject) -> float:
         if len(batches) < FEWEST:
             raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
         losses = _least_losses(at, constant, batches)
-        if _is_known(losses):
+        if _is_known(losses) or _is_hopeless(losses):
             break
     return _value(losses)
 
@@ -82,6 +84,16 @@ def _is_known(losses: Tensor) -> bool:
     return not float(losses.mean()) > 0 or _share_of_error(losses) <= LARGEST_SHARE
 
 
+def _is_hopeless(losses: Tensor) -> bool:
+    """Whether the error of these losses (N,) stays too large with all batches: it falls as 1/√N."""
+    return _num_needed(losses) / SLACK**2 > NUMBERS_OF_BATCHES[-1]
+
+
+def _num_needed(losses: Tensor) -> float:
+    """Number of batches with losses as these (N,) that show their mean to `LARGEST_SHARE`."""
+    return len(losses) * (_share_of_error(losses) / LARGEST_SHARE) ** 2
+
+
 def _value(losses: Tensor) -> float:
     """The mean of the losses (N,) of the best constant; UnknownEntropyError if it is no baseline."""
     value = float(losses.mean())
@@ -91,9 +103,14 @@ def _value(losses: Tensor) -> float:
     if error > LARGEST_SHARE:
         raise UnknownEntropyError(
             f"{len(losses)} batches show the loss of the best constant output only to {100 * error:.0f} %, "
-            f"and {100 * LARGEST_SHARE:.0f} % are needed"
+            f"and {100 * LARGEST_SHARE:.0f} % are needed: about {_in_two_digits(_num_needed(losses))} batches"
         )
     return value
+
+
+def _in_two_digits(number: float) -> str:
+    """A number from 10 on, rounded: "53,000"."""
+    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _losses_of(subject: Subject) -> tuple[Callable[[Tensor, Batch], Tensor], int]:
