@@ -173,6 +173,17 @@ def test_batches_of_another_shape_are_passed_over() -> None:
     assert best_constant(subject_of(loss_of(F.mse_loss), mixed)) == pytest.approx(2.125, rel=0.05)
 
 
+def test_a_sum_is_known_where_all_batches_have_one_shape() -> None:
+    def summed(out: Any, batch: Any) -> Tensor:
+        return F.mse_loss(out["out"], batch[LOSS_INPUTS][0], reduction="sum")
+
+    assert best_constant(subject_of(summed)) == pytest.approx(16 * 10 * 2 * 2.125, rel=0.05)
+    mixed = [*itertools.islice(pieces(), 20), next(pieces((3, 10)))]
+    subject, notes = with_baseline(subject_of(summed, mixed))
+    assert subject.baseline.loss is None
+    assert "the loss depends on the size of a batch" in notes[0]
+
+
 def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:
     """Inputs are measured values: classes of images are often equally frequent."""
     generator = torch.Generator().manual_seed(0)
@@ -190,9 +201,10 @@ def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:
 
 
 def test_the_unit_is_a_nat_or_the_baseline_itself() -> None:
-    assert Baseline.of(3.0, None) == (3.0, 1.0)
-    assert Baseline.of(None, 5.0) == (5.0, 5.0)
-    assert Baseline.of(None, None) == (None, 1.0)
+    assert Baseline.of(3.0, None) == (3.0, 1.0, True)
+    assert Baseline.of(3.0, None, unit=64.0) == (192.0, 64.0, True)
+    assert Baseline.of(None, 5.0) == (5.0, 5.0, False)
+    assert Baseline.of(None, None) == (None, 1.0, True)
     subject, notes = with_baseline(subject_of(loss_of(F.mse_loss)))
     assert subject.baseline.unit == subject.baseline.loss == pytest.approx(2.125, rel=0.05)
     assert notes == ()

@@ -3,13 +3,22 @@
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from normscope.forecast import rule
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import TIME_CONSTANT, at_full_rate, decide, pace, pull, sinking_diversity
+from normscope.forecast.rule import TIME_CONSTANT, Decision, at_full_rate, pace, pull, sinking_diversity
+from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains
+
+
+def decide(curve: Sequence[ForecastStep], loss: float | None, **options: Any) -> Decision:
+    """The decision with this loss to beat, of a mean cross-entropy."""
+    return rule.decide(curve, Baseline.of(loss, None), **options)
 
 
 def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastStep]:
@@ -267,7 +276,18 @@ def test_noise_has_no_agreement_so_random_ids_fail_by_their_collapse_alone(steps
 
 def test_a_number_that_is_predicted_from_ids_that_look_random_is_judged_as_any_other() -> None:
     measured = paced(2.4, 2.0, 2.0 * math.exp(-1.5 * 20 / TIME_CONSTANT))
-    assert decide(measured, 2.0, unit=2.0, hidden="random") == decide(measured, 2.0, unit=2.0)
+    squared = Baseline.of(None, 2.0)
+    assert rule.decide(measured, squared, hidden="random") == rule.decide(measured, squared)
+
+
+def test_a_sum_over_targets_that_look_random_is_judged_as_their_mean() -> None:
+    measured = [
+        dataclasses.replace(each, loss=64 * each.loss, recent_loss=each.recent_loss and 64 * each.recent_loss)
+        for each in paced(2.4, 2.0, 2.0 * math.exp(-1.5 * 20 / TIME_CONSTANT))
+    ]
+    found = rule.decide(measured, Baseline.of(3.0, None, unit=64.0), hidden="random")
+    assert found.outcome == "undecided"
+    assert "the unigram entropy × 64, 192," in found.reason
 
 
 @pytest.mark.parametrize(
@@ -320,7 +340,8 @@ def test_a_trial_as_long_as_a_run_is_judged_by_its_last_losses_alone(
 
 def test_the_unit_of_a_squared_error_scales_what_a_whole_run_must_get_under() -> None:
     for last, outcome in ((0.44, "trains"), (0.46, "slow"), (0.495, "plateau")):
-        assert decide(whole_run(last, last), 0.5, unit=0.5, tokens=False).outcome == outcome
+        found = rule.decide(whole_run(last, last), Baseline.of(None, 0.5), tokens=False)
+        assert found.outcome == outcome
 
 
 @pytest.mark.parametrize(

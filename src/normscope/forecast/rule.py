@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS
 
@@ -61,9 +62,8 @@ class Decision:
 
 def decide(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
+    baseline: Baseline,
     *,
-    unit: float = 1.0,
     tokens: bool = True,
     hidden: Hidden = "",
     warmup: int = 0,
@@ -73,9 +73,8 @@ def decide(
 
     Args:
         curve: the measurements, the first one before the first step.
-        baseline: the best loss of a model that ignores its input, None where that is unknown. Of
-            tokens it is the unigram entropy.
-        unit: the size by which losses are compared, see `Baseline`.
+        baseline: the best loss of a model that ignores its input, and the unit by which losses are compared.
+            Of tokens it is the unigram entropy.
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
@@ -93,19 +92,18 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss went {change} in {last.step} steps", score=WORST)
-    if unit != 1.0 and hidden == "random":
+    if not baseline.is_entropy and hidden == "random":
         hidden = ""  # numbers are predicted, of which the ids say nothing
-    found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
+    found = _by_trial(curve, baseline, tokens, hidden, warmup, ahead)
     is_short = last.step < CRITERION_STEPS or not math.isfinite(last.recent_loss or math.nan)
-    if baseline is not None and not is_short:
-        found = _by_run(found, curve, baseline, unit, _baseline_name(tokens, unit), hidden)
+    if baseline.loss is not None and not is_short:
+        found = _by_run(found, curve, baseline.loss, baseline.unit, _baseline_name(tokens, baseline), hidden)
     return _unless_noise(found, last, baseline) if hidden == "random" else found
 
 
 def _by_trial(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
-    unit: float,
+    baseline: Baseline,
     tokens: bool,
     hidden: Hidden,
     warmup: int,
@@ -113,33 +111,35 @@ def _by_trial(
 ) -> Decision:
     """Decide a run that has not diverged from the margins of its first steps."""
     last = curve[-1]
-    margins = _margins(curve, baseline, unit, tokens, warmup, ahead)
+    margins, name = _margins(curve, baseline, tokens, warmup, ahead), _baseline_name(tokens, baseline)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
-    if baseline is not None and has_learnt(last, baseline, unit):
-        said = f"loss {last.loss:.3g} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
+    if has_learnt(last, baseline):
+        said = f"loss {last.loss:.3g} is under the {name}, {baseline.loss:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        loss_to_beat = None if hidden == "random" else baseline
-        return _by_loss(curve, loss_to_beat, unit, margins, _baseline_name(tokens, unit))
+        loss_to_beat = None if hidden == "random" else baseline.loss
+        return _by_loss(curve, loss_to_beat, baseline.unit, margins, name)
     if not tokens:
-        return _by_agreement(curve, margins, baseline)
-    found = _by_margins(curve, margins, score, _baseline_name(tokens, unit))
+        return _by_agreement(curve, margins, baseline.loss, name)
+    found = _by_margins(curve, margins, score, name)
     if hidden == "mask" and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
 
 
-def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -> Decision:
+def _unless_noise(found: Decision, last: ForecastStep, baseline: Baseline) -> Decision:
     """A decision on ids that look random: they may be noise, unless the loss itself shows that they are not.
 
     A failure that noise does not explain stays one. A plateau may be noise: batches of it never agree.
     """
-    is_shown = baseline is not None and has_learnt(last, baseline, 1.0)
+    is_shown = has_learnt(last, baseline)
     if found.outcome not in ("trains", "slow", "plateau") or (found.outcome == "trains" and is_shown):
         return found
-    bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"
+    bound = "that of equally likely ids"
+    if baseline.loss is not None:
+        bound = f"the {_baseline_name(True, baseline)}, {baseline.loss:.3g},"
     unless = "unless the targets follow from the input, the loss falls below"
     said = f"The ids look random: {unless} {bound} only by memorising"
     return Decision("undecided", f"{found.reason}. {said}")
@@ -182,15 +182,18 @@ def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
     return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))
 
 
-def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
+def has_learnt(last: ForecastStep, baseline: Baseline) -> bool:
     """Whether all losses of a measurement are so far under the baseline that the model uses its input.
 
+    Without a baseline, nothing shows it.
     In a long trial it is the mean loss alone: single batches differ from one another by as much.
     """
     losses: tuple[float | None, ...] = (last.loss, last.train_loss, last.recent_loss)
     if last.step > LONG and last.recent_loss is not None:
         losses = (last.recent_loss,)
-    return max(loss for loss in losses if loss is not None) < baseline - LEARNT * unit
+    if baseline.loss is None:
+        return False
+    return max(loss for loss in losses if loss is not None) < baseline.loss - LEARNT * baseline.unit
 
 
 WORST = -3.0  # the lowest score
@@ -202,13 +205,13 @@ HIDES = (
 
 def _margins(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
-    unit: float,
+    known: Baseline,
     tokens: bool,
     warmup: int,
     ahead: float | None,
 ) -> dict[str, float]:
     """Margins that could be measured; each is above 0 in a run that trains."""
+    baseline, unit = known.loss, known.unit
     margins: dict[str, float] = {}
     seen = any(pull(step) is not None for step in curve)
     mean = mean_pull(curve)
@@ -370,7 +373,7 @@ def _by_margins(
 
 
 def _by_agreement(
-    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: float | None
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: float | None, name: str
 ) -> Decision:
     """Decide a run on measured values, such as images or series: do batches agree on what to learn?
 
@@ -383,7 +386,7 @@ def _by_agreement(
     if last.step < FEW:
         return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
     score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
-    mean, name = mean_pull(curve), _baseline_name(tokens=False)
+    mean = mean_pull(curve)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
     own = _long_mean(curve)
     if margins["pull"] < 0:
@@ -395,7 +398,7 @@ def _by_agreement(
         return Decision("plateau", said, score=score)
     if margins.get("held", 0.0) < 0:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
-        said = f"{losses}; it has risen, or is above the loss without the input, {baseline:.3g}"
+        said = f"{losses}; it has risen, or is above the {name}, {baseline:.3g}"
         return Decision("plateau", said, score=score)
     if score < 0:
         return _slow(curve, score, name)
@@ -407,9 +410,10 @@ def _by_agreement(
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
 
-def _baseline_name(tokens: bool, unit: float = 1.0) -> str:
-    """The baseline in words: only nats have a unigram entropy, and the unit of another loss is not 1."""
-    return "unigram entropy" if tokens and unit == 1.0 else "loss without the input"
+def _baseline_name(tokens: bool, baseline: Baseline) -> str:
+    """The baseline in words; only cross-entropies of tokens have a unigram entropy."""
+    name = "unigram entropy" if tokens and baseline.is_entropy else "loss without the input"
+    return f"{name} × {baseline.unit:.3g}" if baseline.is_entropy and baseline.unit != 1 else name
 
 
 def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:

@@ -124,7 +124,7 @@ class Attempt:
         baseline, last = self.forecast.baseline, self.forecast.curve[-1]
         if baseline.loss is None or last.train_loss is None or last.recent_loss is None:
             return False
-        return has_learnt(last, baseline.loss, baseline.unit)
+        return has_learnt(last, baseline)
 
     @property
     def reach(self) -> int:
