@@ -31,6 +31,7 @@ def forecast_of(record: dict[str, Any]) -> Forecast:
         certainty=record.get("certainty"),
         hidden=_HIDDEN.get(hidden := record.get("hidden", ""), hidden),
         divergence=record.get("divergence"),
+        loss_unit=record.get("loss_unit", 1.0),
     )
 
 

@@ -18,7 +18,7 @@ from normscope.forecast import ForecastStep, best_constant, forecast, targets_en
 from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.rule import decide
 from normscope.subjects import make_subject
-from normscope.subjects.subject import LOSS_INPUTS
+from normscope.subjects.subject import LOSS_INPUTS, Baseline
 from normscope.train import Recipe
 
 V, PAD = 64, 63
@@ -95,7 +95,14 @@ def reading(*, padding: bool = False, smoothing: float = 0.0, factor: float = 1.
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"padding": True}, {"smoothing": 0.1}, {"padding": True, "smoothing": 0.1}, {"factor": 32 / 33}],
+    [
+        {},
+        {"padding": True},
+        {"smoothing": 0.1},
+        {"padding": True, "smoothing": 0.1},
+        {"factor": 32 / 33},
+        {"factor": 128},
+    ],
 )
 def test_a_batchs_entropy_is_its_cross_entropy_under_the_frequencies_of_the_text(options: Any) -> None:
     """Also of batches after the sample, and though the entropy of the text is estimated from the sample."""
@@ -109,7 +116,7 @@ def test_a_batchs_entropy_is_its_cross_entropy_under_the_frequencies_of_the_text
             last = [(k, ids) for k, ids in enumerate(itertools.islice(feed(seed), part.stop)) if k in part]
             expected = np.mean([float(loss(log.expand(*ids.shape, V), ids)) for _, ids in last])
             own.append(np.mean([found.of_batch(number, ids) for number, ids in last]) - expected)
-            all_data.append(found.value - expected)
+            all_data.append(found.unit * found.value - expected)
     assert np.sqrt(np.square(own).mean()) < 0.25 * np.sqrt(np.square(all_data).mean())
 
 
@@ -185,23 +192,23 @@ def whole(half: float, last: float, half_own: float | None, own: float | None) -
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("unit", [1.0, 2.0])
 def test_a_run_that_learnt_nothing_stays_a_failure_on_easy_batches(unit: float, tokens: bool) -> None:
+    baseline = Baseline.of(None, 2.0) if unit == 2.0 else Baseline.of(2.0, None)
     for easier in (0.0, 0.15, 0.3, -0.2):
         own, half = 2.0 * (1 - easier), 2.0
-        dead = decide(whole(half, own, half, own), 2.0, unit=unit, tokens=tokens)
+        dead = decide(whole(half, own, half, own), baseline, tokens=tokens)
         assert dead.outcome == "plateau"
         assert dead.score == pytest.approx(-0.1)
-        learnt = decide(
-            whole(half, own - 0.11 * (own if unit == 2.0 else 1), half, own), 2.0, unit=unit, tokens=tokens
-        )
+        under = whole(half, own - 0.11 * (own if unit == 2.0 else 1), half, own)
+        learnt = decide(under, baseline, tokens=tokens)
         assert learnt.outcome == "trains"
         assert f"of these batches, {own:.4g}" in learnt.reason
-    unknown = decide(whole(2.0, 1.7, None, None), 2.0, unit=unit, tokens=tokens)
+    unknown = decide(whole(2.0, 1.7, None, None), baseline, tokens=tokens)
     assert unknown.outcome == "trains"
     assert "of these batches" not in unknown.reason
 
 
 def test_a_batch_without_any_loss_to_beat_is_compared_with_all_data() -> None:
-    assert decide(whole(2.0, 1.7, 0.0, 0.0), 2.0, unit=2.0, tokens=False).outcome == "trains"
+    assert decide(whole(2.0, 1.7, 0.0, 0.0), Baseline.of(None, 2.0), tokens=False).outcome == "trains"
 
 
 def test_a_forecast_measures_the_loss_to_beat_of_its_own_batches() -> None:

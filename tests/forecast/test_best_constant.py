@@ -1,6 +1,7 @@
 """The baseline of losses that are no cross-entropy: the loss of the best constant output."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +91,28 @@ def test_more_batches_are_read_where_their_losses_differ(monkeypatch: pytest.Mon
         best_constant(subject_of(loss_of(F.mse_loss), bursts()))
 
 
+@pytest.mark.parametrize(("size", "num"), [(20.0, 64), (4.2, 1024)])
+def test_no_more_batches_are_read_where_they_cannot_suffice(size: float, num: int) -> None:
+    """Of two large losses, the smaller may still become known: its error is 12 % in 1024 batches."""
+    reads = []
+
+    def rare() -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(pieces()):
+            reads.append(number)
+            targets = batch[LOSS_INPUTS][0] - MEANS
+            yield batch | {LOSS_INPUTS: ((size if number % 16 == 0 else 1) * targets,)}
+
+    with pytest.raises(UnknownEntropyError) as raised:
+        best_constant(subject_of(loss_of(F.mse_loss), rare()))
+    said = r"(\d+) batches show the loss .* only to (\d+) %, and 10 % are needed: about ([\d,]+) batches"
+    found = re.fullmatch(said, raised.value.reason)
+    assert found is not None, raised.value.reason
+    read, error, needed = (int(each.replace(",", "")) for each in found.groups())
+    assert read == num
+    assert max(reads) < num + 3
+    assert needed == pytest.approx(num * (error / 10) ** 2, rel=0.1)
+
+
 def test_places_that_do_not_count_are_left_out() -> None:
     def masked(out: Any, batch: Any) -> Tensor:
         return F.mse_loss(out["out"][:, 5:, :1], batch[LOSS_INPUTS][0][:, 5:, :1])
@@ -152,6 +175,17 @@ def test_batches_of_another_shape_are_passed_over() -> None:
     assert best_constant(subject_of(loss_of(F.mse_loss), mixed)).value == pytest.approx(2.125, rel=0.05)
 
 
+def test_a_sum_is_known_where_all_batches_have_one_shape() -> None:
+    def summed(out: Any, batch: Any) -> Tensor:
+        return F.mse_loss(out["out"], batch[LOSS_INPUTS][0], reduction="sum")
+
+    assert best_constant(subject_of(summed)).value == pytest.approx(16 * 10 * 2 * 2.125, rel=0.05)
+    mixed = [*itertools.islice(pieces(), 20), next(pieces((3, 10)))]
+    subject, notes = with_baseline(subject_of(summed, mixed))
+    assert subject.baseline.loss is None
+    assert "the loss depends on the size of a batch" in notes[0]
+
+
 def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:
     """Inputs are measured values: classes of images are often equally frequent."""
     generator = torch.Generator().manual_seed(0)
@@ -169,9 +203,10 @@ def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:
 
 
 def test_the_unit_is_a_nat_or_the_baseline_itself() -> None:
-    assert Baseline.of(3.0, None) == (3.0, 1.0)
-    assert Baseline.of(None, 5.0) == (5.0, 5.0)
-    assert Baseline.of(None, None) == (None, 1.0)
+    assert Baseline.of(3.0, None) == (3.0, 1.0, True)
+    assert Baseline.of(3.0, None, unit=64.0) == (192.0, 64.0, True)
+    assert Baseline.of(None, 5.0) == (5.0, 5.0, False)
+    assert Baseline.of(None, None) == (None, 1.0, True)
     subject, notes = with_baseline(subject_of(loss_of(F.mse_loss)))
     assert subject.baseline.unit == subject.baseline.loss == pytest.approx(2.125, rel=0.05)
     assert notes == ()

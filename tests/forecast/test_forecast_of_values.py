@@ -2,17 +2,25 @@
 
 import dataclasses
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from normscope.anatomy import read_anatomy
-from normscope.forecast import forecast
+from normscope.forecast import forecast, rule
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import LONG, SHARED, decide
+from normscope.forecast.rule import LONG, SHARED, Decision
 from normscope.subjects import load
+from normscope.subjects.subject import Baseline
 from normscope.train import Recipe
 
 Curve = list[ForecastStep]
+
+
+def decide(curve: Sequence[ForecastStep], loss: float | None, **options: Any) -> Decision:
+    """The decision with this loss to beat, of a mean cross-entropy."""
+    return rule.decide(curve, Baseline.of(loss, None), **options)
 
 
 def seen(first: float, recent: tuple[float, float], diversity: float, coherence: float | None) -> Curve:
@@ -165,13 +173,9 @@ def test_the_unit_of_a_loss_changes_nothing(tokens: bool) -> None:
         ahead = dice.choice([None, dice.uniform(0.7, 1.3)])
         plain = decide(curve, 1.0, tokens=tokens, ahead=ahead)
         for unit in (2.0**-10, 2.0**13):
-            scaled = decide(
-                in_units(curve, unit),
-                unit,
-                unit=unit,
-                tokens=tokens,
-                ahead=None if ahead is None else unit * ahead,
-            )
-            assert (scaled.outcome, scaled.score) == (plain.outcome, pytest.approx(plain.score))
+            for baseline in (Baseline.of(None, unit), Baseline.of(1.0, None, unit)):
+                larger = None if ahead is None else unit * ahead
+                scaled = rule.decide(in_units(curve, unit), baseline, tokens=tokens, ahead=larger)
+                assert (scaled.outcome, scaled.score) == (plain.outcome, pytest.approx(plain.score))
         outcomes.add(plain.outcome)
     assert {"trains", "slow" if tokens else "plateau"} <= outcomes

@@ -3,22 +3,31 @@
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from normscope.forecast import rule
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import (
     PARTED,
     TIME_CONSTANT,
+    Decision,
     at_full_rate,
-    decide,
     last_diversity,
     pace,
     pull,
     sinking_diversity,
 )
+from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains
+
+
+def decide(curve: Sequence[ForecastStep], loss: float | None, **options: Any) -> Decision:
+    """The decision with this loss to beat, of a mean cross-entropy."""
+    return rule.decide(curve, Baseline.of(loss, None), **options)
 
 
 def curve(diversity: float, coherence: float, aligned: float) -> list[ForecastStep]:
@@ -124,11 +133,11 @@ def paced(*excesses: float, steps: int = 40, entropy: float = 3.0) -> list[Forec
 
 def test_pace_is_the_falls_share_of_a_time_constant() -> None:
     states = paced(2.4, 2.0, 2.0 * math.exp(-20 / TIME_CONSTANT))
-    assert pace(states, 3.0) == pytest.approx(1.0)
-    assert pace(states, None) is None
-    assert pace(paced(0.4, 0.4, 0.4), 3.0) is None, "a start at the unigram entropy has no pace"
-    assert pace(paced(2.4, 0.7, 0.7), 3.0) is None, "nor has a run that has come near it"
-    assert pace(states, 3.0, warmup=40) > 1.0, "steps of a warm-up are worth less"
+    assert pace(states, Baseline(3.0)) == pytest.approx(1.0)
+    assert pace(states, Baseline(None)) is None
+    assert pace(paced(0.4, 0.4, 0.4), Baseline(3.0)) is None, "a start at the unigram entropy has no pace"
+    assert pace(paced(2.4, 0.7, 0.7), Baseline(3.0)) is None, "nor has a run that has come near it"
+    assert pace(states, Baseline(3.0), warmup=40) > 1.0, "steps of a warm-up are worth less"
 
 
 @pytest.mark.parametrize(("fall", "outcome"), [(0.9, "slow"), (1.1, "trains"), (-0.5, "slow")])
@@ -298,7 +307,18 @@ def test_noise_has_no_agreement_so_random_ids_fail_by_their_collapse_alone(steps
 
 def test_a_number_that_is_predicted_from_ids_that_look_random_is_judged_as_any_other() -> None:
     measured = paced(2.4, 2.0, 2.0 * math.exp(-1.5 * 20 / TIME_CONSTANT))
-    assert decide(measured, 2.0, unit=2.0, hidden="random") == decide(measured, 2.0, unit=2.0)
+    squared = Baseline.of(None, 2.0)
+    assert rule.decide(measured, squared, hidden="random") == rule.decide(measured, squared)
+
+
+def test_a_sum_over_targets_that_look_random_is_judged_as_their_mean() -> None:
+    measured = [
+        dataclasses.replace(each, loss=64 * each.loss, recent_loss=each.recent_loss and 64 * each.recent_loss)
+        for each in paced(2.4, 2.0, 2.0 * math.exp(-1.5 * 20 / TIME_CONSTANT))
+    ]
+    found = rule.decide(measured, Baseline.of(3.0, None, unit=64.0), hidden="random")
+    assert found.outcome == "undecided"
+    assert "the unigram entropy × 64, 192," in found.reason
 
 
 @pytest.mark.parametrize(
@@ -351,7 +371,8 @@ def test_a_trial_as_long_as_a_run_is_judged_by_its_last_losses_alone(
 
 def test_the_unit_of_a_squared_error_scales_what_a_whole_run_must_get_under() -> None:
     for last, outcome in ((0.44, "trains"), (0.46, "slow"), (0.495, "plateau")):
-        assert decide(whole_run(last, last), 0.5, unit=0.5, tokens=False).outcome == outcome
+        found = rule.decide(whole_run(last, last), Baseline.of(None, 0.5), tokens=False)
+        assert found.outcome == outcome
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def truth(name: str, trains: list[str], replicas: int = 3, steps: int = 300) -> 
     """Runs of a ladder; `trains` has a word such as "101" for each rate, a figure for each replica."""
     curve = [1.0] * (steps // 20)
     return [
-        {"case": name, "replica": k, "lr": lr, "trains": word[k] == "1", "last": 1.0, "baseline": 2.0}
+        {"case": name, "replica": k, "lr": lr, "trains": word[k] == "1", "last": 1.0}
+        | {"baseline": 2.0, "own_baseline": 2.0}
         | {"curve": curve, "seconds": 10.0}
         for lr, word in zip(RATES, trains, strict=True)
         for k in range(replicas)

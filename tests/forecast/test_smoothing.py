@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from normscope.forecast import with_baseline
 from normscope.forecast.entropy import estimate
-from normscope.forecast.smoothing import smoothed_entropy, smoothing_of
+from normscope.forecast.smoothing import smoothed_entropy, smoothing_of, smoothing_without_loss
 from normscope.subjects import make_subject
 
 WIDTHS, SHARES = (10, 256, 4000), (0.05, 0.1, 0.3)
@@ -37,6 +37,35 @@ def test_the_share_is_found_in_the_gradient(width: int, share: float, dtype: tor
         gradient, loss = gradient_of(logits, targets, dtype, factor, label_smoothing=share)
         assert torch.equal(gradient.argmin(1), targets)
         assert smoothing_of(logits, gradient, targets, loss) == pytest.approx(share, abs=0.007, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "share"), list(itertools.product(WIDTHS, (0.0, *SHARES))))
+def test_the_share_is_found_without_the_loss(width: int, share: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(64, width) / 2, torch.randint(width, (64,))
+    for factor in (1 / 4, 65536):
+        gradient, _ = gradient_of(logits, targets, dtype, factor, label_smoothing=share)
+        assert smoothing_without_loss(logits, gradient) == pytest.approx(share, abs=0.007, rel=0.05)
+
+
+def test_logits_that_hardly_differ_do_not_tell_smoothing_without_the_loss() -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(4000, (64,))
+    gradient, _ = gradient_of(
+        logits := torch.randn(64, 4000) / 50, targets, torch.bfloat16, label_smoothing=0.3
+    )
+    assert smoothing_without_loss(logits, gradient.bfloat16()) is None
+    pair = torch.tensor([[0.0, 2.0]]).expand(8, 2)
+    gradient, _ = gradient_of(pair, torch.zeros(8, dtype=torch.int64), label_smoothing=0.3)
+    assert smoothing_without_loss(pair, gradient) is None, "one target of two: two shares explain it"
+
+
+def test_other_losses_have_no_smoothing_without_the_loss_either() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(64, 10), torch.randint(10, (64,))
+    weighted, _ = gradient_of(logits, targets, weight=torch.linspace(0.5, 2, 10))
+    assert smoothing_without_loss(logits, weighted) == 0
 
 
 def test_other_losses_have_no_smoothing() -> None:
@@ -73,9 +102,8 @@ def test_the_entropy_is_the_least_loss_of_constant_logits(width: int, share: flo
         return found
 
     search.step(loss)
-    assert smoothed_entropy(ids.numpy(), entropy, share, width) == pytest.approx(
-        float(loss().detach()), abs=1e-5
-    )
+    counts = np.bincount(ids.numpy(), minlength=width)
+    assert smoothed_entropy(counts, entropy, share) == pytest.approx(float(loss().detach()), abs=1e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -85,17 +113,18 @@ def test_a_sample_shows_the_smoothed_entropy_of_its_text(share: float) -> None:
     shares /= shares.sum()
     text = (1 - share) * shares + share / width
     sample = [np.random.default_rng(k).choice(width, 64, p=shares) for k in range(1000)]
-    found = smoothed_entropy(np.concatenate(sample), estimate(sample).value, share, width)
+    counts = np.bincount(np.concatenate(sample), minlength=width)
+    found = smoothed_entropy(counts, estimate(sample).value, share)
     assert found == pytest.approx(-float((text * np.log(text)).sum()), abs=0.05)
 
 
 @pytest.mark.parametrize(("width", "more"), [(256, 0.2), (16_000, 0.4)])
 def test_smoothing_adds_to_the_entropy_of_a_zipf_law_what_the_docs_say(width: int, more: float) -> None:
     shares = 1 / np.arange(1, width + 1)
-    text = np.repeat(np.arange(width), np.round(1e5 * shares).astype(int))
-    shares = np.bincount(text) / len(text)
+    counts = np.round(1e5 * shares)
+    shares = counts / counts.sum()
     entropy = -float((shares * np.log(shares)).sum())
-    assert smoothed_entropy(text, entropy, 0.1, width) - entropy == pytest.approx(more, abs=0.05)
+    assert smoothed_entropy(counts, entropy, 0.1) - entropy == pytest.approx(more, abs=0.05)
 
 
 class Bytes(nn.Module):

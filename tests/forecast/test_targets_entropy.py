@@ -1,7 +1,9 @@
 """Targets of cross-entropies, found by the gradient, and the entropy of their text."""
 
+import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ import normscope
 from normscope.forecast import NoTargetsError, UnknownEntropyError, targets_entropy, with_baseline
 from normscope.forecast.entropy import GROUPS, chao_wang_jost, estimate
 from normscope.forecast.targets import LARGEST_ERROR, ROUGH_ERROR, TOLERANCE, stored
+from normscope.report.words import forecast_in_words
 from normscope.subjects import Subject, make_subject
 from normscope.subjects.subject import LOSS_INPUTS
 
@@ -161,7 +164,6 @@ def test_classes_of_samples_have_an_entropy() -> None:
 
 OTHERS: dict[str, tuple[Loss, str]] = {
     "squares": (lambda out, b: out.square().mean(), "not a cross-entropy"),
-    "sum": (lambda out, b: 264 * next_token(out, b), "the mean cross-entropy"),
     "penalty": (lambda out, b: next_token(out, b) + 0.2, "the mean cross-entropy"),
     "other targets": (lambda out, b: F.cross_entropy(out.flatten(0, 1), (b.flatten() + 1) % V), "not stored"),
     "nothing": (lambda out, b: torch.zeros((), requires_grad=True) * 1.0, "does not depend"),
@@ -173,6 +175,71 @@ def test_another_loss_has_no_entropy(name: str) -> None:
     loss, said = OTHERS[name]
     with pytest.raises(NoTargetsError, match=said):
         targets_entropy(subject_of(Reader(), texts(), loss))
+
+
+def counted(logits: Tensor, batch: Tensor, reduction: str) -> Tensor:
+    """Cross-entropy of the targets that are no padding."""
+    total = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten(), ignore_index=PAD, reduction="sum"
+    )
+    number = {"sum": 1, "by sequence": len(batch), "quarter": 4 * int((batch[:, 1:] != PAD).sum())}
+    return total / number[reduction]
+
+
+def last_is_short() -> Iterator[Tensor]:
+    """Epochs of eight batches, the last one of three sequences."""
+    for number, ids in enumerate(texts()):
+        yield ids[:3] if number % 8 == 7 else ids
+
+
+def evenly_padded() -> Iterator[Tensor]:
+    for ids in texts():
+        ids[:2, 20:] = PAD
+        yield ids
+
+
+BATCHES = {"none": texts, "same": evenly_padded, "differs": padded, "last is short": last_is_short}
+UNITS = {
+    ("sum", "none"): 8 * 32.0,
+    ("sum", "same"): 8 * 32.0 - 2 * 13,
+    ("sum", "differs"): None,
+    ("sum", "last is short"): None,
+    ("by sequence", "none"): 32.0,
+    ("by sequence", "same"): 32 - 2 * 13 / 8,
+    ("by sequence", "differs"): None,
+    ("by sequence", "last is short"): 32.0,
+    ("quarter", "none"): 0.25,
+    ("quarter", "same"): 0.25,
+    ("quarter", "differs"): 0.25,
+    ("quarter", "last is short"): 0.25,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("reduction", "padding"), UNITS)
+def test_a_multiple_of_the_mean_has_a_loss_to_beat_if_it_is_the_same_in_all_batches(
+    reduction: str, padding: str, dtype: torch.dtype
+) -> None:
+    unit = UNITS[reduction, padding]
+    loss = functools.partial(counted, reduction=reduction)
+    subject, notes = with_baseline(subject_of(Reader().to(dtype), BATCHES[padding](), loss))
+    if unit is None:
+        assert subject.baseline.loss is None
+        said = (
+            r"the entropy of the targets is not known: the loss is \S+ times the mean cross-entropy in one "
+            r"batch and \S+ times in another, as a sum over \d+ "
+            r"and \d+ targets is: divide it by their number"
+        )
+        assert re.fullmatch(said, notes[0]), notes
+        return
+    assert subject.baseline.unit == pytest.approx(unit, rel=0.005)
+    assert subject.baseline.loss == pytest.approx(unit * ENTROPY, rel=0.03)
+    assert subject.unigram_entropy == pytest.approx(ENTROPY, rel=0.03)
+    said = re.match(
+        r"the loss is (\S+) times the mean cross-entropy of its targets: the loss to beat is", notes[0]
+    )
+    assert said is not None, notes
+    assert float(said[1]) == pytest.approx(unit, rel=0.005)
 
 
 @pytest.mark.parametrize("is_upcast", [False, True], ids=["loss in bfloat16", "its mean in float32"])
@@ -365,6 +432,26 @@ class TestInACheck:
         assert report.forecast.unigram_entropy == pytest.approx(ENTROPY, abs=0.04)
         assert "targets" in report.cost
         assert not any("entropy" in note for note in report.notes)
+
+    def test_a_sum_is_judged_as_its_mean(self) -> None:
+        def summed(logits: Tensor, batch: Tensor) -> Tensor:
+            return 8 * 32 * next_token(logits, batch)
+
+        of_mean, of_sum = (
+            normscope.check(self.model(), texts(), loss, steps=10, optimizer="adam", lr=1e-3, budget="fast")
+            for loss in (next_token, summed)
+        )
+        mean, total = of_mean.forecast, of_sum.forecast
+        assert mean is not None
+        assert total is not None
+        assert total.loss_unit == pytest.approx(256, rel=1e-3)
+        assert total.baseline.loss == pytest.approx(256 * ENTROPY, rel=0.03)
+        assert total.outcome == mean.outcome
+        assert total.score is not None
+        assert 0 < total.score < 3, "in units of the loss: clipping slows it down"
+        assert total.to_dict()["loss_unit"] == total.loss_unit
+        assert f"(unigram entropy {total.unigram_entropy:.3g} × 256)" in forecast_in_words(total)
+        assert "In nats × 256. Dashed: unigram entropy" in of_sum.to_html()
 
     def test_a_note_says_why_it_is_unknown(self) -> None:
         report = normscope.check(self.model(), [next(texts())], next_token, steps=3, budget="fast")

@@ -43,6 +43,12 @@ def half_masked(model: Any, ids: Tensor) -> Tensor:
     return cross_entropy(logits.transpose(1, 2), labels)
 
 
+def smoothed(model: Any, ids: Tensor) -> Tensor:
+    """A loss with label smoothing, of half the batch, as with an accumulation."""
+    logits, *_ = model(ids[:, :-1])
+    return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1) / 2
+
+
 def squares(model: Any, ids: Tensor) -> Tensor:
     logits, *_ = model(ids[:, :-1])
     return (logits - 1.0).square().mean()
@@ -68,6 +74,40 @@ def test_the_entropy_of_the_targets_is_found(loss_of: Any, tmp_path: Path) -> No
     notes = noted(tmp_path / "run.db", loss_of, text)
     assert notes["entropy"] == pytest.approx(ENTROPY, abs=0.05)
     assert notes["facts"]["entropy"] == notes["entropy"], "the loss is judged with it"
+
+
+def test_the_entropy_is_that_of_smoothed_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notes = noted(path := tmp_path / "run.db", smoothed, text)
+    shares = 0.9 * SHARES + 0.1 / VOCAB
+    expected = -float((shares * np.log(shares)).sum())
+    assert expected > ENTROPY + 0.15
+    assert notes["entropy"] == notes["facts"]["entropy"] == pytest.approx(expected, abs=0.05)
+    assert notes["smoothing"] == pytest.approx(0.1, abs=0.005)
+    run(["check", str(path)])
+    assert "with the loss's label smoothing of 0.1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_equal_logits_delay_the_entropy() -> None:
+    """They do not show label smoothing; where they stay equal, the loss is at ln V with it or without."""
+    found, values = TargetsEntropy(), []
+    for step in range(256):
+        logits, ids = torch.zeros(8, TOKENS, VOCAB, requires_grad=True), text(step)
+        cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        assert logits.grad is not None
+        rows = [(logits.detach()[0], logits.grad[0])]
+        values.append(found.see([logits.grad], (ids[:, :-1],), rows))
+    assert values[:-1] == [None] * 255
+    assert values[-1] == pytest.approx(ENTROPY, abs=0.05)
+
+
+def test_a_run_that_ends_before_its_logits_differ_says_so() -> None:
+    logits, ids = torch.zeros(8, TOKENS, VOCAB, requires_grad=True), text(0)
+    cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+    assert logits.grad is not None
+    found = TargetsEntropy()
+    assert found.see([logits.grad], (ids[:, :-1],), [(logits.detach()[0], logits.grad[0])]) is None
+    found.close()
+    assert found.reason == "the logits of 1 step do not show whether the loss has label smoothing"
 
 
 def test_a_given_entropy_is_kept(tmp_path: Path) -> None:

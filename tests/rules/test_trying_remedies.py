@@ -355,6 +355,34 @@ def test_pairs_are_tried_where_what_rescues_alone_does_not_hold(stand_in, monkey
     assert len(try_remedies(*given("nn-post"), CONFIG, FAILS).attempts) == 3
 
 
+@pytest.mark.parametrize("learns", [0, 1, 2, 3])
+def test_pairs_have_whole_runs_of_their_own(stand_in, monkeypatch, learns: int) -> None:
+    """Pair number `learns` trains, and three seem to, after single remedies used up their whole runs."""
+    rates = {"lower-rate": 3, "much-lower-rate": 10, "far-lower-rate": 30}
+    monkeypatch.setattr(trying, "REMEDIES", {name: REMEDIES[name] for name in ("warm-up", *rates)})
+    monkeypatch.setattr(trying, "COMBINED", [("warm-up", name) for name in rates])
+    monkeypatch.setattr(trying, "MOST_WHOLE", 2)
+
+    def say(config: Recipe) -> Forecast:
+        divisor = round(CONFIG.lr / config.lr)
+        pair = divisor > 1 and config.warmup > 0
+        if config.steps < CRITERION_STEPS:
+            chance = 0.9 - divisor / 100 if divisor > 1 else 0.3
+            return at_loss(2.95, "trains" if pair else "slow", chance)
+        is_it = pair and divisor == [*rates.values(), None][learns]
+        return at_loss(2.5, certainty=0.99) if is_it else said("slow", -1.0, 0.01)
+
+    asked = stand_in(say)
+    rescue = try_remedies(*given("nn-post"), CONFIG, FAILS)
+    assert sum(config.steps >= CRITERION_STEPS for config in asked) == (3 if learns == 0 else 4)
+    assert rescue.best is not None
+    assert rescue.best.has_learnt == (learns < 2)
+    assert rescue.best.names == ("warm-up", list(rates)[min(learns, 2)])
+    reason = "none of the 4 remedies that were tried over a whole run trains; warm-up + far-lower-rate had a"
+    assert rescue.reason.startswith(reason) == (learns > 1)
+    assert bool(rescue.reason) == (learns > 1)
+
+
 def test_an_unknown_remedy_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"'warmup'.*nearest name is \"warm-up\""):
         tried("warmup")

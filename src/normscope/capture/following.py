@@ -532,6 +532,7 @@ class Following(Counting):
             self.check.subject.best_constant,
             is_of_tokens(self.check.subject.batch),
             certainty(decision, self.curve),
+            loss_unit=self.check.subject.loss_unit,
         )
 
     def _tell(self, words: str, done: int) -> None:

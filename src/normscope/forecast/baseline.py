@@ -31,6 +31,11 @@ WIDEST = 4096
 """Largest size of the output's last axis: the constant has a value for each place on it."""
 LARGEST_SHARE = 0.1
 """Largest error of the baseline, as a share of it: the margin that means "trains"."""
+SLACK = 1.5
+"""Factor by which an error may be overestimated: a few rare batches with a large loss make it uncertain."""
+
+FAR = 1e4
+"""A constant at which the loss of a batch hardly depends on its values."""
 
 _SUM = 1e-4  # sum of a row's gradient, as a share of its size, below which a loss is one of a softmax
 
@@ -49,16 +54,18 @@ def best_constant(subject: Subject) -> BestConstant:
 
     Raises:
         NoTargetsError: the loss is one of a softmax, or does not read exactly one floating-point output.
-        UnknownEntropyError: too few batches, or a loss that is not above 0 or differs much between them.
+        UnknownEntropyError: too few batches, a loss that is not above 0 or differs much between them, or a
+            sum over batches of different shapes.
     """
     with measuring(subject.model):
-        at, width = _losses_of(subject)
+        at, width = _losses_of(subject, subject.batch)
+        _require_no_sum(subject, at, width)
     constant = torch.zeros(width, requires_grad=True)
     for batches in _samples(subject):
         if len(batches) < FEWEST:
             raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
         losses = _least_losses(at, constant, batches)
-        if _is_known(losses):
+        if _is_known(losses) or _is_hopeless(losses):
             break
     shapes = _shapes(subject.batch)
 
@@ -67,6 +74,31 @@ def best_constant(subject: Subject) -> BestConstant:
             return float(at(constant, batch)) if _shapes(batch) == shapes else None
 
     return BestConstant(_value(losses), of_batch)
+
+
+def _require_no_sum(subject: Subject, at: Callable[[Tensor, Batch], Tensor], width: int) -> None:
+    """Compare the loss of a distant constant with that on a batch of another shape, if there is one.
+
+    Raises:
+        UnknownEntropyError: it depends on the shape, as a sum does.
+    """
+    shapes, batches = (
+        _shapes(subject.batch),
+        itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[0]),
+    )
+    other = next((batch for batch in batches if _shapes(batch) != shapes), None)
+    if other is None:
+        return
+    elsewhere, size = _losses_of(subject, other)
+    found = (
+        float(at(torch.full((width,), FAR), subject.batch)),
+        float(elsewhere(torch.full((size,), FAR), other)),
+    )
+    if max(found) > (1 + LARGEST_SHARE) * min(found):
+        raise UnknownEntropyError(
+            "the loss depends on the size of a batch, and batches have different shapes: divide a sum by the "
+            "number of its values"
+        )
 
 
 def _least_losses(
@@ -96,6 +128,16 @@ def _is_known(losses: Tensor) -> bool:
     return not float(losses.mean()) > 0 or _share_of_error(losses) <= LARGEST_SHARE
 
 
+def _is_hopeless(losses: Tensor) -> bool:
+    """Whether the error of these losses (N,) stays too large with all batches: it falls as 1/√N."""
+    return _num_needed(losses) / SLACK**2 > NUMBERS_OF_BATCHES[-1]
+
+
+def _num_needed(losses: Tensor) -> float:
+    """Number of batches with losses as these (N,) that show their mean to `LARGEST_SHARE`."""
+    return len(losses) * (_share_of_error(losses) / LARGEST_SHARE) ** 2
+
+
 def _value(losses: Tensor) -> float:
     """The mean of the losses (N,) of the best constant; UnknownEntropyError if it is no baseline."""
     value = float(losses.mean())
@@ -105,23 +147,28 @@ def _value(losses: Tensor) -> float:
     if error > LARGEST_SHARE:
         raise UnknownEntropyError(
             f"{len(losses)} batches show the loss of the best constant output only to {100 * error:.0f} %, "
-            f"and {100 * LARGEST_SHARE:.0f} % are needed"
+            f"and {100 * LARGEST_SHARE:.0f} % are needed: about {_in_two_digits(_num_needed(losses))} batches"
         )
     return value
 
 
-def _losses_of(subject: Subject) -> tuple[Callable[[Tensor, Batch], Tensor], int]:
-    """The loss of a constant (D,) in place of the output that the loss reads, and D."""
+def _in_two_digits(number: float) -> str:
+    """A number from 10 on, rounded: "53,000"."""
+    return f"{float(f'{number:.2g}'):,.0f}"
+
+
+def _losses_of(subject: Subject, batch: Batch) -> tuple[Callable[[Tensor, Batch], Tensor], int]:
+    """The loss of a constant (D,) in place of the output on `batch` that the loss reads, and D."""
     loss_fn = subject.loss_fn
     assert loss_fn is not None
     with torch.no_grad():
-        output = subject.forward()
+        output = subject.forward(batch)
     leaves, structure = pytree.tree_flatten(output)
     floats = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim]
     for index in floats:
         leaves[index] = leaves[index].detach().float().requires_grad_()
     with torch.enable_grad():
-        loss = loss_fn(pytree.tree_unflatten(leaves, structure), subject.batch)
+        loss = loss_fn(pytree.tree_unflatten(leaves, structure), batch)
     if not loss.requires_grad:
         raise NoTargetsError("the loss does not depend on the model's output")
     gradients = torch.autograd.grad(loss, [leaves[i] for i in floats], allow_unused=True)

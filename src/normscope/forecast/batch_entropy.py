@@ -20,11 +20,11 @@ UNSEEN = 0.5
 
 @dataclass(frozen=True, eq=False)
 class SampledCrossEntropy:
-    """Mean cross-entropy in nats of a batch's targets under their frequencies, times the loss's factor.
+    """Mean cross-entropy in nats of a batch's targets under their frequencies, as a loss counts it.
 
     Attributes:
         place: place of the targets in a batch.
-        value: the same of all data.
+        value: the same of all data, by the loss's factor and unit.
         counts: occurrences of each id in the sample (V,).
         num: batches of the sample, the first ones.
         is_all: whether there are no others.
@@ -55,7 +55,7 @@ class SampledCrossEntropy:
         if not sequences:
             return None
         found = self._under(np.concatenate(sequences), is_counted=self.is_all or number < self.num)
-        return self.value + self.place.factor * (found - self.mean)
+        return self.value + self.place.factor * self.place.unit * (found - self.mean)
 
     def _under(self, ids: np.ndarray, *, is_counted: bool) -> float:
         """Mean cross-entropy of ids (N,) under the frequencies of the sample, but for theirs in it."""

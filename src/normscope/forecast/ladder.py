@@ -357,8 +357,7 @@ def judged_again(rung: Forecast, ahead: float | None = None) -> Forecast:
     """The forecast that the rule makes of the measurements of `rung`, see `decide`."""
     decision = decide(
         rung.curve,
-        rung.baseline.loss,
-        unit=rung.baseline.unit,
+        rung.baseline,
         tokens=rung.tokens,
         hidden=rung.hidden,
         warmup=rung.trial_warmup,

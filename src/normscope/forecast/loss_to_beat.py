@@ -53,13 +53,22 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
 
 
 def _with_entropy(subject: Subject, found: KnownEntropy) -> tuple[Subject, tuple[str, ...]]:
-    """The subject with the entropy of its targets, and a note on label smoothing."""
-    said = (
-        f"the loss has a label smoothing of {found.smoothing:.2g}: the entropy of its targets is "
-        f"{found.value:.2f} nats, {found.plain:.2f} without it"
+    """The subject with the entropy of its targets, and notes on label smoothing and on a sum over targets."""
+    notes = []
+    if found.smoothing:
+        notes.append(
+            f"the loss has a label smoothing of {found.smoothing:.2g}: the entropy of its targets is "
+            f"{found.value:.2f} nats, {found.plain:.2f} without it"
+        )
+    if found.unit != 1:
+        notes.append(
+            f"the loss is {found.unit:.4g} times the mean cross-entropy of its targets: the loss to beat is "
+            f"{found.unit * found.value:.4g}, that many times their entropy of {found.value:.2f} nats"
+        )
+    known = dataclasses.replace(
+        subject, unigram_entropy=found.value, loss_unit=found.unit, without_input=found.of_batch
     )
-    notes = (said,) if found.smoothing else ()
-    return dataclasses.replace(subject, unigram_entropy=found.value, without_input=found.of_batch), notes
+    return known, tuple(notes)
 
 
 def lacks_baseline(subject: Subject) -> bool:

@@ -131,6 +131,7 @@ def as_forecast(
         None if may_be_slow else certainty(decision, curve),
         hides_targets(subject.batch),
         divergence_risk(config.optimizer_name, config.lr, curve, anatomy),
+        subject.loss_unit,
     )
     return unless_noise(found, subject, config)
 

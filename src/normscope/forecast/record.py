@@ -64,7 +64,7 @@ class Forecast:
         outcome: the judgement; "not measured" comes with its reason.
         reason: one sentence with the figures it rests on.
         optimizer, lr, warmup, steps: settings of the run and the trial, as given.
-        unigram_entropy: nats per token of the whole text, None where the targets are not tokens.
+        unigram_entropy: nats per target of the whole text, None where the targets are not tokens.
         curve: the measurements (of the last attempt, where a warm-up was tried too).
         score: margin by which it trains: above 0 where it does, larger is more certain; None where it is
             unknown. Compare scores only between forecasts on the same text, as for changes to one model.
@@ -74,6 +74,7 @@ class Forecast:
         hidden: what hides the targets, see `subjects.targets.hides_targets`.
         divergence: risk from 0 to 1 that the run diverges within 300 steps, see `divergence_risk`; None if it
             is unknown.
+        loss_unit: number of times that the loss is the mean cross-entropy of its targets.
     """
 
     outcome: Outcome
@@ -90,11 +91,12 @@ class Forecast:
     certainty: float | None = None
     hidden: Hidden = ""
     divergence: float | None = None
+    loss_unit: float = 1.0
 
     @property
     def baseline(self) -> Baseline:
         """The loss to beat."""
-        return Baseline.of(self.unigram_entropy, self.best_constant)
+        return Baseline.of(self.unigram_entropy, self.best_constant, self.loss_unit)
 
     @property
     def trains(self) -> bool:
@@ -142,7 +144,7 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
-        settings = "outcome reason optimizer lr warmup steps unigram_entropy best_constant"
+        settings = "outcome reason optimizer lr warmup steps unigram_entropy best_constant loss_unit"
         names = f"{settings} score certainty divergence"
         plain = {name: getattr(self, name) for name in names.split()}
         return plain | {"curve": [vars(step) for step in self.curve]}

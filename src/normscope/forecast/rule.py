@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS
 
@@ -62,9 +63,8 @@ class Decision:
 
 def decide(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
+    baseline: Baseline,
     *,
-    unit: float = 1.0,
     tokens: bool = True,
     hidden: Hidden = "",
     warmup: int = 0,
@@ -74,9 +74,8 @@ def decide(
 
     Args:
         curve: the measurements, the first one before the first step.
-        baseline: the best loss of a model that ignores its input, None where that is unknown. Of
-            tokens it is the unigram entropy.
-        unit: the size by which losses are compared, see `Baseline`.
+        baseline: the best loss of a model that ignores its input, and the unit by which losses are compared.
+            Of tokens it is the unigram entropy.
         tokens: whether the model is fed token ids. Of other batches the rule asks whether they agree on what
             to learn. If the best loss without the input is unknown (often they are noise with random labels),
             "trains" is never the outcome, and only a collapse is a failure.
@@ -94,19 +93,18 @@ def decide(
     if 0 < (WORSE if tokens else BLOWN_UP) * first.loss < min(losses):
         change = f"from {first.loss:.2f} to {last.loss:.2f}"
         return Decision("diverges", f"the loss {FIXED} went {change} in {last.step} steps", score=WORST)
-    if unit != 1.0 and hidden == "random":
+    if not baseline.is_entropy and hidden == "random":
         hidden = ""  # numbers are predicted, of which the ids say nothing
-    found = _by_trial(curve, baseline, unit, tokens, hidden, warmup, ahead)
+    found = _by_trial(curve, baseline, tokens, hidden, warmup, ahead)
     is_short = last.step < CRITERION_STEPS or not math.isfinite(last.recent_loss or math.nan)
-    if baseline is not None and not is_short:
-        found = _by_run(found, curve, baseline, unit, _baseline_name(tokens, unit), hidden)
+    if baseline.loss is not None and not is_short:
+        found = _by_run(found, curve, baseline, _baseline_name(tokens, baseline), hidden)
     return _unless_noise(found, last, baseline) if hidden == "random" else found
 
 
 def _by_trial(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
-    unit: float,
+    baseline: Baseline,
     tokens: bool,
     hidden: Hidden,
     warmup: int,
@@ -114,33 +112,34 @@ def _by_trial(
 ) -> Decision:
     """Decide a run that has not diverged from the margins of its first steps."""
     last = curve[-1]
-    margins = _margins(curve, baseline, unit, tokens, warmup, ahead)
+    margins, name = _margins(curve, baseline, tokens, warmup, ahead), _baseline_name(tokens, baseline)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
-    if baseline is not None and has_learnt(last, baseline, unit):
-        said = f"{_last_loss(last)} is under the {_baseline_name(tokens, unit)}, {baseline:.3g}"
+    if has_learnt(last, baseline):
+        said = f"{_last_loss(last)} is under the {name}, {baseline.loss:.3g}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        loss_to_beat = None if hidden == "random" else baseline
-        return _by_loss(curve, loss_to_beat, unit, margins, _baseline_name(tokens, unit))
+        return _by_loss(curve, Baseline(None) if hidden == "random" else baseline, margins, name)
     if not tokens:
-        return _by_agreement(curve, margins, baseline)
-    found = _by_margins(curve, margins, score, _baseline_name(tokens, unit))
+        return _by_agreement(curve, margins, baseline, name)
+    found = _by_margins(curve, margins, score, name)
     if hidden == "mask" and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
     return found
 
 
-def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -> Decision:
+def _unless_noise(found: Decision, last: ForecastStep, baseline: Baseline) -> Decision:
     """A decision on ids that look random: they may be noise, unless the loss itself shows that they are not.
 
     A failure that noise does not explain stays one. A plateau may be noise: batches of it never agree.
     """
-    is_shown = baseline is not None and has_learnt(last, baseline, 1.0)
+    is_shown = has_learnt(last, baseline)
     if found.outcome not in ("trains", "slow", "plateau") or (found.outcome == "trains" and is_shown):
         return found
-    bound = "that of equally likely ids" if baseline is None else f"the unigram entropy, {baseline:.3g},"
+    bound = "that of equally likely ids"
+    if baseline.loss is not None:
+        bound = f"the {_baseline_name(True, baseline)}, {baseline.loss:.3g},"
     unless = "unless the targets follow from the input, the loss falls below"
     said = f"The ids look random: {unless} {bound} only by memorising"
     return Decision("undecided", f"{found.reason}. {said}")
@@ -149,8 +148,7 @@ def _unless_noise(found: Decision, last: ForecastStep, baseline: float | None) -
 def _by_run(
     found: Decision,
     curve: Sequence[ForecastStep],
-    baseline: float,
-    unit: float,
+    baseline: Baseline,
     name: str,
     hidden: Hidden,
 ) -> Decision:
@@ -164,17 +162,18 @@ def _by_run(
     """
     last, half = curve[-1], half_way(curve)
     assert last.recent_loss is not None
-    under, own = -above(last, baseline, unit), own_baseline(last, baseline)
+    own = own_baseline(last, baseline)
+    under = -own.above(last.recent_loss)
     said = f"the mean loss of the last batches is {last.recent_loss:.4g} after {last.step} steps"
     score = min(-WORST, max(WORST, under - LEARNT))
     theirs = name if last.recent_baseline is None else f"{name} of these batches"
     if score >= 0:
-        return Decision("trains", f"{said}, under the {theirs}, {own:.4g}", score=score, is_whole=True)
+        return Decision("trains", f"{said}, under the {theirs}, {own.loss:.4g}", score=score, is_whole=True)
     if found.failed and not (hidden and found.outcome == "plateau"):
         why = found.reason if said in found.reason else f"{found.reason}; {said}"
         return Decision(found.outcome, why, score=score, is_whole=True)
-    said += f", not {LEARNT * own_unit(last, baseline, unit):.2g} under the {theirs}, {own:.4g}"
-    has_stopped = half.recent_loss is not None and above(half, baseline, unit) + under < LEARNT
+    said += f", not {LEARNT * own.unit:.2g} under the {theirs}, {own.loss:.4g}"
+    has_stopped = half.recent_loss is not None and above(half, baseline) + under < LEARNT
     stuck = not hidden and has_stopped and -LEARNT < under < HELD
     return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
 
@@ -184,33 +183,33 @@ def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
     return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))
 
 
-def has_learnt(last: ForecastStep, baseline: float, unit: float) -> bool:
+def has_learnt(last: ForecastStep, baseline: Baseline) -> bool:
     """Whether all losses of a measurement are so far under the baseline that the model uses its input.
 
+    Without a baseline, nothing shows it.
     In a long trial it is the mean loss alone: single batches differ from one another by as much.
     """
-    mean = [] if last.recent_loss is None else [above(last, baseline, unit)]
+    if baseline.loss is None:
+        return False
+    mean = [] if last.recent_loss is None else [above(last, baseline)]
     if last.step > LONG and mean:
         return mean[0] < -LEARNT
-    singles = [(loss - baseline) / unit for loss in (last.loss, last.train_loss) if loss is not None]
+    singles = [baseline.above(loss) for loss in (last.loss, last.train_loss) if loss is not None]
     return max(singles + mean) < -LEARNT
 
 
-def own_baseline(each: ForecastStep, baseline: float) -> float:
-    """The best loss without the input on the batches of the mean loss, where known, else that of all data."""
+def own_baseline(each: ForecastStep, baseline: Baseline) -> Baseline:
+    """The baseline on the batches of the mean loss, where known, else that of all data."""
     own = each.recent_baseline
-    return own if own is not None and own > 0 else baseline
+    if own is None or not own > 0:
+        return baseline
+    return baseline._replace(loss=own, unit=baseline.unit if baseline.is_entropy else own)
 
 
-def own_unit(each: ForecastStep, baseline: float, unit: float) -> float:
-    """The unit on these batches: nats stay nats, and a loss of another kind is its own unit."""
-    return unit if unit == 1.0 else unit * own_baseline(each, baseline) / baseline
-
-
-def above(each: ForecastStep, baseline: float, unit: float) -> float:
+def above(each: ForecastStep, baseline: Baseline) -> float:
     """Units by which the mean loss of the last batches is above the best one without their input."""
     assert each.recent_loss is not None
-    return (each.recent_loss - own_baseline(each, baseline)) / own_unit(each, baseline, unit)
+    return own_baseline(each, baseline).above(each.recent_loss)
 
 
 WORST = -3.0  # the lowest score
@@ -222,8 +221,7 @@ HIDES = (
 
 def _margins(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
-    unit: float,
+    baseline: Baseline,
     tokens: bool,
     warmup: int,
     ahead: float | None,
@@ -238,17 +236,17 @@ def _margins(
             margins["pull"] = (mean - SHARED) / (2 * SHARED)
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
-    if not tokens and "pull" in margins and baseline is not None:
+    if not tokens and "pull" in margins and baseline.loss is not None:
         if _long_mean(curve) is not None:  # by then the loss itself says whether batches agree
-            margins["pull"] = _is_under(above(curve[-1], baseline, unit))
+            margins["pull"] = _is_under(above(curve[-1], baseline))
         if ahead is not None:  # who has learnt shows that the batches agree after all
-            margins["pull"] = max(margins["pull"], _is_under((ahead - baseline) / unit))
-    found = pace(curve, baseline, warmup, unit)
+            margins["pull"] = max(margins["pull"], _is_under(baseline.above(ahead)))
+    found = pace(curve, baseline, warmup)
     if found is not None:
         margins["pace"] = found + AGREEMENT * mean - 1
-        if ahead is not None and baseline is not None:
-            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - (ahead - baseline) / unit))
-    held = rise(curve, baseline, unit, "pace" in margins)
+        if ahead is not None:
+            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - baseline.above(ahead)))
+    held = rise(curve, baseline, "pace" in margins)
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
@@ -269,25 +267,21 @@ def life(curve: Sequence[ForecastStep]) -> float:
     return math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
 
 
-def rise(
-    curve: Sequence[ForecastStep], baseline: float | None, unit: float, far: bool = False
-) -> float | None:
+def rise(curve: Sequence[ForecastStep], baseline: Baseline, far: bool = False) -> float | None:
     """Units by which the mean loss rose in the second half, or is above the baseline; the larger of both.
 
     A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
     """
     last = curve[-1]
     half = half_way(curve)
-    if baseline is None or last.recent_loss is None or half.recent_loss is None:
+    if baseline.loss is None or last.recent_loss is None or half.recent_loss is None:
         return None
-    now = above(last, baseline, unit)
-    risen = now - above(half, baseline, unit)
+    now = above(last, baseline)
+    risen = now - above(half, baseline)
     return risen if far or risen < -LEARNT else max(risen, now)
 
 
-def pace(
-    curve: Sequence[ForecastStep], baseline: float | None, warmup: int = 0, unit: float = 1.0
-) -> float | None:
+def pace(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float | None:
     """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
 
     Measured over the second half of the trial, on means over training batches, because one batch's own
@@ -296,10 +290,9 @@ def pace(
     """
     first, last = curve[0], curve[-1]
     half = half_way(curve)
-    if baseline is None or last.recent_loss is None or half.recent_loss is None or half is last:
+    if baseline.loss is None or last.recent_loss is None or half.recent_loss is None or half is last:
         return None
-    start = (first.loss - baseline) / unit
-    before, now = above(half, baseline, unit), above(last, baseline, unit)
+    start, before, now = baseline.above(first.loss), above(half, baseline), above(last, baseline)
     if start < BEGUN or now < ARRIVED * start:
         return None
     steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
@@ -347,18 +340,17 @@ def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:
 
 def _by_loss(
     curve: Sequence[ForecastStep],
-    baseline: float | None,
-    unit: float,
+    baseline: Baseline,
     margins: Mapping[str, float],
     name: str,
 ) -> Decision:
     """Decide by the loss alone, where no stack was read: slow, stuck at the unigram entropy, or undecided."""
     last = curve[-1]
     said = f"no stack was read, and the loss {FIXED} is {last.loss:.2f} after {last.step} steps"
-    if baseline is not None and last.step >= LONG:
+    if baseline.loss is not None and last.step >= LONG:
         before = min(curve, key=lambda step: abs(step.step - last.step // 2))
-        arrived = max(last.loss, before.loss) < baseline + LEARNT * unit
-        if arrived and before.loss - last.loss < LEARNT * unit:
+        arrived = baseline.above(max(last.loss, before.loss)) < LEARNT
+        if arrived and before.loss - last.loss < LEARNT * baseline.unit:
             fall = before.loss - last.loss
             return Decision("plateau", f"{said}, {fall:.2f} less than after {before.step}", score=-LEARNT)
     if margins.get("pace", 0.0) < 0:
@@ -390,48 +382,49 @@ def _by_margins(
 
 
 def _by_agreement(
-    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: float | None
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: Baseline, name: str
 ) -> Decision:
     """Decide a run on measured values, such as images or series: do batches agree on what to learn?
 
     Its tokens differ from the start, and its loss starts near that of a constant output.
     """
     last = curve[-1]
-    if baseline is None or "pull" not in margins:
+    if baseline.loss is None or "pull" not in margins:
         said = f"{_figures(curve)}: no collapse; without token ids nothing more follows from it"
         return Decision("undecided", said)
     if last.step < FEW:
         return Decision("undecided", f"{_unharmed(curve)}; {FEW} steps or more can decide whether it trains")
     score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
-    mean, name = mean_pull(curve), _baseline_name(tokens=False)
+    mean = mean_pull(curve)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
-    own = _long_mean(curve)
+    own, beaten = _long_mean(curve), own_baseline(last, baseline).loss
+    assert beaten is not None
     if margins["pull"] < 0:
         said = f"the loss {FIXED} is {last.loss:.3g} after {last.step} steps, "
         said += "and batches do not agree on what to learn "
         said += scores
         if own is not None:
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
-            said += f"not clearly under the {name}, {own_baseline(last, baseline):.3g}"
+            said += f"not clearly under the {name}, {beaten:.3g}"
         return Decision("plateau", said, score=score)
     if margins.get("held", 0.0) < 0:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
-        beaten = f"{own_baseline(last, baseline):.3g}"
-        said = f"{losses}; it has risen, or is above the loss without the input, {beaten}"
+        said = f"{losses}; it has risen, or is above the {name}, {beaten:.3g}"
         return Decision("plateau", said, score=score)
     if score < 0:
         return _slow(curve, score, name)
     agreed = f"batches agree on what to learn {scores}"
-    if own is not None and own < own_baseline(last, baseline):
+    if own is not None and own < beaten:
         agreed = f"the mean loss of the last batches, {own:.3g}, is under the {name}"
     elif own is not None or mean < SHARED:
         agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)
 
 
-def _baseline_name(tokens: bool, unit: float = 1.0) -> str:
-    """The baseline in words: only nats have a unigram entropy, and the unit of another loss is not 1."""
-    return "unigram entropy" if tokens and unit == 1.0 else "loss without the input"
+def _baseline_name(tokens: bool, baseline: Baseline) -> str:
+    """The baseline in words; only cross-entropies of tokens have a unigram entropy."""
+    name = "unigram entropy" if tokens and baseline.is_entropy else "loss without the input"
+    return f"{name} × {baseline.unit:.3g}" if baseline.is_entropy and baseline.unit != 1 else name
 
 
 def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:

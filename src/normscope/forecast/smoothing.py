@@ -7,6 +7,7 @@ Szegedy et al. 2016, arXiv:1512.00567, section 7.
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 LEAST, MOST = 0.01, 0.5
@@ -15,6 +16,17 @@ SCATTER = 0.01
 """Largest standard deviation of the share between rows; a loss with weights of its own has more."""
 SUM = 0.05
 """Largest sum of a row's gradient as a share of its size; that of a softmax is 0 but for rounding."""
+SPREAD, PRECISE = 1e-3, 40.0
+"""Least standard deviation of the probabilities, as a share of their mean, that shows the smoothing without
+the loss, and the least as a multiple of the gradient's eps (0.3 in bfloat16).
+
+Probabilities that are more even are as even as a smoothed target, and rounding hides the rest.
+"""
+SAME = 1e-9
+"""Largest 1 − cos² between the two parts of the gradient at which they are one, as of two ids, one of them
+the only target."""
+MISFIT = 0.05
+"""Largest part of the gradient that a smoothed target does not explain; a loss with weights has more."""
 
 
 def smoothing_of(logits: Tensor, gradient: Tensor, targets: Tensor, loss: float) -> float:
@@ -44,19 +56,50 @@ def smoothing_of(logits: Tensor, gradient: Tensor, targets: Tensor, loss: float)
     return share if is_even and is_of_softmax and LEAST < share < MOST else 0.0
 
 
-def smoothed_entropy(ids: np.ndarray, entropy: float, smoothing: float, width: int) -> float:
+def smoothing_without_loss(logits: Tensor, gradient: Tensor) -> float | None:
+    """Share ε of label smoothing in a cross-entropy of which only the gradient is known, up to a factor.
+
+    A row of the gradient is w·(softmax − target) + w·ε·(target − 1/V). Least squares over all rows give w and
+    w·ε. The factor may be that of a loss scale, or of an accumulation.
+
+    Args:
+        logits: (N, V).
+        gradient: of the loss by these times any factor, (N, V); the lowest entry of a row is its target.
+
+    Returns:
+        the share, 0 without smoothing, or None if the logits differ too little to tell.
+    """
+    chance = logits.double().softmax(1)
+    width = chance.shape[1]
+    spread = float((width * chance - 1).square().mean().sqrt())
+    if spread < max(SPREAD, PRECISE * torch.finfo(gradient.dtype).eps):
+        return None
+    target = torch.zeros_like(chance).scatter_(1, gradient.argmin(1, keepdim=True), 1.0)
+    parts = torch.stack([(chance - target).flatten(), (target - 1 / width).flatten()], 1)
+    pulled = gradient.double().flatten()
+    squares = parts.mT @ parts
+    if float(squares.det()) <= SAME * float(squares.diag().prod()):
+        return None
+    weight, smoothed = torch.linalg.solve(squares, parts.mT @ pulled).tolist()
+    missed = pulled - weight * parts[:, 0] - smoothed * parts[:, 1]
+    if float(missed.norm()) > MISFIT * float(pulled.norm()):
+        return 0.0
+    share = smoothed / weight
+    return share if LEAST < share < MOST else 0.0
+
+
+def smoothed_entropy(counts: np.ndarray, entropy: float, smoothing: float) -> float:
     """Entropy in nats of the smoothed targets of a text.
 
     It is that of the smoothed frequencies of the sample; and what the sample's own frequencies lack to the
     entropy of the text, they lack too, but for the share that is smoothed.
 
     Args:
-        ids: sample of the text (N,), ids below V.
+        counts: of each of the V ids in a sample of the text (V,).
         entropy: of the text without smoothing, in nats.
         smoothing: share ε.
-        width: number of ids V.
     """
-    shares = np.bincount(ids, minlength=width) / len(ids)
+    width, shares = len(counts), counts / counts.sum()
     smooth = (1 - smoothing) * shares + smoothing / width
     lacking = entropy - _entropy(shares)
     return min(_entropy(smooth) + (1 - smoothing) * lacking, float(np.log(width)))

@@ -33,11 +33,10 @@ def is_settled(curve: Sequence[ForecastStep], baseline: Baseline, *, tokens: boo
     Args:
         curve: the measurements so far, of which none compared gradients.
     """
-    found = decide(curve, baseline.loss, unit=baseline.unit, tokens=tokens, warmup=warmup)
+    found = decide(curve, baseline, tokens=tokens, warmup=warmup)
     if found.outcome == "collapses":
         return not tokens or life(curve) < CLEAR
-    learnt = baseline.loss is not None and has_learnt(curve[-1], baseline.loss, baseline.unit)
-    return found.outcome == "diverges" or (found.outcome == "trains" and learnt)
+    return found.outcome == "diverges" or (found.outcome == "trains" and has_learnt(curve[-1], baseline))
 
 
 def best_place(curves: Mapping[int, Sequence[ForecastStep]], warmup: int) -> int | None:
@@ -59,8 +58,7 @@ def is_hasty(found: Decision, last: ForecastStep, baseline: Baseline) -> bool:
         found: the decision half-way.
         last: the measurement half-way.
     """
-    learnt = baseline.loss is not None and has_learnt(last, baseline.loss, baseline.unit)
-    return found.in_doubt or (found.outcome == "trains" and not learnt)
+    return found.in_doubt or (found.outcome == "trains" and not has_learnt(last, baseline))
 
 
 def decided_by_larger(ahead: float, start: float, baseline: Baseline, *, tokens: bool) -> Decision | None:
@@ -79,7 +77,7 @@ def decided_by_larger(ahead: float, start: float, baseline: Baseline, *, tokens:
     if above < 0:
         return Decision("trains", f"{why}, under the loss to beat, {baseline.loss:.3g}", score=score)
     if tokens and math.isfinite(first) and above > max(FAR_ABOVE, FAR_SHARE * first):
-        said = f"{why}, too far above the unigram entropy, {baseline.loss:.3g}, for 300 steps"
+        said = f"{why}, too far above the loss to beat, {baseline.loss:.3g}, for 300 steps"
         return Decision("slow", said, score=score)
     return None
 

@@ -24,7 +24,7 @@ from normscope.anatomy import measuring
 from normscope.forecast.batch_entropy import SampledCrossEntropy
 from normscope.forecast.entropy import GROUPS, estimate
 from normscope.forecast.evaluator import same
-from normscope.forecast.smoothing import smoothed_entropy, smoothing_of
+from normscope.forecast.smoothing import SCATTER, smoothed_entropy, smoothing_of, smoothing_without_loss
 from normscope.subjects import Batch, Subject, untouched
 from normscope.subjects.stored import Stored, stored
 from normscope.subjects.subject import LossWithoutInput
@@ -34,6 +34,8 @@ from normscope.train import endless
 NUMBERS_OF_BATCHES = (16, 64, 256, 512)
 """Numbers of batches whose targets are counted, until the entropy is known to `LARGEST_ERROR`."""
 MOST_TARGETS = 2**20
+MOST_LOGITS = 2**20
+"""Logits that are read to find label smoothing; of more, those of rows at even distances."""
 LARGEST_ERROR, ROUGH_ERROR = 0.05, 0.15
 """Errors of the entropy, in nats, at which no more batches are read, and above which it stays unknown.
 
@@ -43,6 +45,12 @@ first loss to the entropy, which the pace is measured on: 1.5 nats or more for a
 TOLERANCE = 0.05
 """Largest difference in nats between the loss and the mean cross-entropy of the targets that were found,
 besides the rounding of the loss."""
+
+SAME_UNIT = 0.01
+"""Largest difference between two batches, as a share, in the multiple of the mean that the loss is.
+
+It moves the loss to beat by about `TOLERANCE`.
+"""
 
 NOT_OF_OUTPUTS = "the loss does not depend on the last linear map's outputs"
 NO_CROSS_ENTROPY = "the loss is not a cross-entropy of the last linear map's outputs"
@@ -88,9 +96,34 @@ class Rows:
     @functools.cached_property
     def smoothing(self) -> float:
         """Share of label smoothing; 0 without."""
-        if not len(self.logits) or not self.loss > 0:
+        if not len(self.logits):
+            return 0.0
+        if self._shown_smoothing is not None:
+            return self._shown_smoothing
+        if not self.loss > 0:
             return 0.0
         return smoothing_of(self.logits, self.gradient, self.gradient.argmin(1), self.loss)
+
+    @functools.cached_property
+    def _shown_smoothing(self) -> float | None:
+        """The share that the gradient alone shows; None if it does not. The loss may have other terms."""
+        every = -(-self.logits.numel() // MOST_LOGITS)
+        return smoothing_without_loss(self.logits[::every], self.gradient[::every].to(self.dtype))
+
+    @property
+    def factor(self) -> float | None:
+        """Number of times that the gradient is that of the mean cross-entropy.
+
+        None if it differs between rows, or if only the loss could tell the smoothing.
+        """
+        if self.smoothing and self._shown_smoothing is None:
+            return None
+        shares = self.logits.softmax(1).gather(1, self.targets[:, None])[:, 0]
+        missed = 1 - self.smoothing * (1 - 1 / self.logits.shape[1]) - shares
+        pulls = -len(shares) * self.gradient.gather(1, self.targets[:, None])[:, 0]
+        factor = float(pulls.sum() / missed.sum())
+        is_even = bool(((pulls - factor * missed).abs() <= SCATTER * abs(factor)).all())
+        return factor if is_even else None
 
     @property
     def cross_entropy(self) -> float:
@@ -102,13 +135,14 @@ class Rows:
 class KnownEntropy(NamedTuple):
     """Entropy of the targets' frequencies in nats, with and without label smoothing, and its share.
 
-    `of_batch` gives the same for one batch.
+    The loss is `unit` times their mean cross-entropy. `of_batch` gives the loss to beat of one batch.
     """
 
     value: float
     plain: float
     smoothing: float
     of_batch: LossWithoutInput
+    unit: float = 1.0
 
 
 def find_head(subject: Subject) -> nn.Linear:
@@ -207,9 +241,9 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
 
     Raises:
         NoTargetsError: the loss is no cross-entropy.
-        UnknownEntropyError: the targets are not in the batches, the loss is not their mean, or they are too
-            few to know the entropy to `ROUGH_ERROR`; of ids that look random, to `LARGEST_ERROR`, because a
-            loss under it shows that they are not.
+        UnknownEntropyError: the targets are not in the batches, the loss is neither their mean nor always the
+            same multiple of it, or they are too few to know the entropy to `ROUGH_ERROR`; of ids that look
+            random, to `LARGEST_ERROR`, because a loss under it shows that they are not.
     """
     largest = LARGEST_ERROR if hides_targets(subject.batch) == "random" else ROUGH_ERROR
     batches = list(itertools.islice(endless(subject.batches), 2))
@@ -219,6 +253,8 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     if len({(place.index, place.shift, place.left_out) for place in places}) > 1:
         raise UnknownEntropyError(NOT_STORED)
     place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
+    if any(each.unit != 1 for each in places):
+        _require_one_unit(subject, place, places)
     for sample in _samples(subject, place):
         found = [each for sequences in sample.batches for each in sequences]
         if len(found) < GROUPS:
@@ -232,10 +268,35 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     if len(found) < GROUPS or result.error > largest:
         raise UnknownEntropyError(said)
     entropy, share = float(result.value), place.smoothing
-    value = smoothed_entropy(np.concatenate(found), entropy, share, place.width) if share else entropy
+    counts = np.bincount(np.concatenate(found), minlength=place.width)
+    value = smoothed_entropy(counts, entropy, share) if share else entropy
     value *= place.factor
-    of_batch = SampledCrossEntropy.of(place, value, sample.batches, is_all=sample.is_all)
-    return KnownEntropy(value, place.factor * entropy, share, of_batch)
+    of_batch = SampledCrossEntropy.of(place, place.unit * value, sample.batches, is_all=sample.is_all)
+    return KnownEntropy(value, place.factor * entropy, share, of_batch, place.unit)
+
+
+def _require_one_unit(subject: Subject, place: Stored, places: Sequence[Stored]) -> None:
+    """Compare the loss as a multiple of the mean in the first batches with that where most targets differ.
+
+    Raises:
+        UnknownEntropyError: it differs, as for a sum over targets whose number differs.
+    """
+    first, number, furthest = place.count(subject.batch), place.count(subject.batch), subject.batch
+    for index, batch in enumerate(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[1])):
+        if index and same(batch, subject.batch):
+            break
+        count = place.count(batch)
+        if count and abs(count - first) > abs(number - first):
+            number, furthest = count, batch
+    with measuring(subject.model):
+        other = _place(furthest, next(_rows_of(subject, [furthest]))).unit
+    least, most = min(each := [other, *(place.unit for place in places)]), max(each)
+    if most > (1 + SAME_UNIT) * least:
+        raise UnknownEntropyError(
+            f"the loss is {least:.3g} times the mean cross-entropy in one batch and {most:.3g} times in "
+            f"another, as a sum over {min(first, number)} and {max(first, number)} targets is: divide it by "
+            "their number"
+        )
 
 
 def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
@@ -301,8 +362,12 @@ def _place(batch: Batch, rows: Rows) -> Stored:
     place = stored(batch, targets)
     factors = [1.0] if place is None else [1.0, len(targets) / place.number(batch)]
     fits = [each for each in factors if abs(rows.loss - each * expected) <= TOLERANCE + rounding]
-    if not fits:
+    unit = 1.0 if fits else rows.factor
+    if unit is None or (not fits and abs(rows.loss - unit * expected) > unit * (TOLERANCE + rounding)):
         raise UnknownEntropyError(f"the loss is {rows.loss:.3g}, and the mean cross-entropy {expected:.3g}")
     if place is None:
         raise UnknownEntropyError(NOT_STORED)
-    return dataclasses.replace(place, smoothing=rows.smoothing, width=rows.logits.shape[1], factor=fits[0])
+    factor = fits[0] if fits else 1.0
+    return dataclasses.replace(
+        place, smoothing=rows.smoothing, width=rows.logits.shape[1], factor=factor, unit=unit
+    )

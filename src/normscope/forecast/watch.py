@@ -62,8 +62,7 @@ class WatchedTrial:
         subject = self.subject
         return decide(
             self.curve,
-            subject.baseline.loss,
-            unit=subject.baseline.unit,
+            subject.baseline,
             tokens=is_of_tokens(subject.batch),
             hidden=hides_targets(subject.batch),
             warmup=self.config.warmup,

@@ -25,6 +25,9 @@ Those of the last forward are kept in any case. Weights are not copied.
 RANDOM_STATE_BYTES = 32 << 10
 """Memory of the states of the random generators at the beginning of a forward, about."""
 
+MOST_ROWS, MOST_VALUES = 64, 1 << 20
+"""Rows and values of an output that are kept beside its gradient."""
+
 _LATER = {"loss": 1, "backward": 2}
 """Phases that come after every forward with the same backward."""
 
@@ -38,6 +41,7 @@ class _Forward:
         joins: whether it began before the backward of the forward before it.
         num_outputs: number of its floating-point outputs; None until it ends.
         cotangents: gradients of the loss by the outputs, by their numbers; they come in the backward.
+        rows: some rows of the outputs, by their numbers.
         num_bytes: memory of its random states, arguments and gradients; 0 until the next forward begins.
         handles: of the hooks on its outputs. An output may be a parameter, whose hooks outlive the step.
     """
@@ -46,6 +50,7 @@ class _Forward:
     joins: bool
     num_outputs: int | None = None
     cotangents: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    rows: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     num_bytes: int = 0
     handles: list[RemovableHandle] = dataclasses.field(default_factory=list)
 
@@ -108,8 +113,13 @@ class Forwards:
         """Set the arguments of the forward that has begun, which were not known then."""
         self._kept[-1].replay = dataclasses.replace(self._kept[-1].replay, args=args, kwargs=kwargs)
 
-    def close(self, output: Any) -> None:
-        """The forward that has begun ends; its outputs tell their gradients in the backward."""
+    def close(self, output: Any, *, with_rows: bool = False) -> None:
+        """The forward that has begun ends; its outputs tell their gradients in the backward.
+
+        Args:
+            output: what it returns.
+            with_rows: whether to copy some rows of it. The whole would be memory that the script frees.
+        """
         if not self._kept:
             return
         forward = self._kept[-1]
@@ -119,6 +129,8 @@ class Forwards:
             if tensor.requires_grad:
                 take = functools.partial(self._take, forward, number)
                 forward.handles.append(tensor.register_hook(take))
+            if with_rows and tensor.requires_grad and tensor.ndim > 1 and tensor.numel():
+                forward.rows[number] = some_rows(tensor.detach()).clone()
 
     def _take(self, forward: _Forward, number: int, gradient: Tensor) -> None:
         """Keep a gradient that the backward gives to an output."""
@@ -141,6 +153,18 @@ class Forwards:
     def cotangents(self) -> list[Tensor | None]:
         """Gradients of the loss by the outputs of the last forward."""
         return self._kept[-1].each_cotangent if self._kept else []
+
+    @property
+    def rows(self) -> list[tuple[Tensor, Tensor]]:
+        """Some rows of the last forward's outputs, if they were kept, and the loss's gradients by them."""
+        if not self._kept:
+            return []
+        forward = self._kept[-1]
+        return [
+            (rows, some_rows(forward.cotangents[i]))
+            for i, rows in forward.rows.items()
+            if i in forward.cotangents
+        ]
 
     def last(self, optimizers: Sequence[Optimizer]) -> Replay:
         """The last forward, to be run again."""
@@ -168,6 +192,14 @@ class Forwards:
         numbers = itertools.accumulate(not forward.joins for forward in ended)
         for _, pairs in itertools.groupby(zip(numbers, ended, strict=True), key=lambda pair: pair[0]):
             yield [forward for _, forward in pairs]
+
+
+def some_rows(tensor: Tensor) -> Tensor:
+    """Rows (N, D) of the first sequence in a tensor (…, T, D), at even distances."""
+    while tensor.ndim > 2:
+        tensor = tensor[0]
+    most = max(1, min(MOST_ROWS, MOST_VALUES // tensor.shape[1]))
+    return tensor[:: -(-len(tensor) // most)]
 
 
 def _num_bytes(tensor: Tensor) -> int:

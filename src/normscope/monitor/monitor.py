@@ -83,7 +83,7 @@ class Monitor:
         store: SQLite file to write, for `normscope watch`; None keeps only `alarms`.
         every: steps between two looks at all figures, and between two writes to the store.
         entropy: entropy of the targets in nats, with which the loss is compared; None estimates it from the
-            targets of the first steps, see `entropy.py`.
+            targets of the first steps, with the loss's label smoothing, see `entropy.py`.
         on_alarm: called with each new alarm; None logs it as a warning of the logger "normscope".
         resume: whether `store` may hold earlier steps of this run.
         start: number of steps that the run took before; None takes the last one of `store` to `resume`.
@@ -333,7 +333,7 @@ class Monitor:
         was_wrong = self._has_wrong_stream
         self._now.tokens += self._instruments.close(args, kwargs, is_measured=self._is_measured)
         if not was_wrong:
-            self._now.forwards.close(output)
+            self._now.forwards.close(output, with_rows=self._sharded is None and self._entropy.wants_rows)
 
     @property
     def _is_measured(self) -> bool:

@@ -70,7 +70,8 @@ def forecast_in_words(forecast: Forecast) -> str:
         first, last = forecast.curve[0], forecast.curve[-1]
         words += f"; loss {FIXED} {figure(first.loss)} → {figure(last.loss)}"
         if forecast.unigram_entropy is not None:
-            words += f" (unigram entropy {figure(forecast.unigram_entropy)})"
+            times = "" if forecast.loss_unit == 1 else f" × {figure(forecast.loss_unit)}"
+            words += f" (unigram entropy {figure(forecast.unigram_entropy)}{times})"
         elif forecast.best_constant is not None:
             words += f" (best constant output {figure(forecast.best_constant)})"
         for stack, value in last.diversity.items():

@@ -17,7 +17,7 @@ class Stored:
     """Place of the targets in a batch: tensor `index` from position `shift` on, without the ids `ignored`.
 
     The last `left_out` positions are no targets. The loss has a share of label smoothing over `width` ids,
-    and is `factor` times the mean of the targets.
+    and is `factor` times the mean of the targets, which is near 1, or `unit` times.
     """
 
     index: int
@@ -26,11 +26,16 @@ class Stored:
     smoothing: float = 0.0
     width: int = 0
     factor: float = 1.0
+    unit: float = 1.0
     left_out: int = 0
 
     def number(self, batch: Batch) -> int:
         """Number of ids in the tensor that are not `ignored`, also before `shift`."""
         return int((tensors_in(batch)[self.index] != self.ignored).sum())
+
+    def count(self, batch: Batch) -> int:
+        """Number of targets in a batch."""
+        return sum(map(len, self.sequences(batch)))
 
     def sequences(self, batch: Batch) -> list[np.ndarray]:
         """The targets of a batch, one array (N,) for each sequence, or for each sample with one target."""

@@ -27,19 +27,29 @@ LossFn = Callable[[Any, Batch], Tensor]
 class Baseline(NamedTuple):
     """The best loss of a model that ignores its input, None if unknown, and the unit of comparisons.
 
-    The unit is 1 nat for cross-entropies, and for other losses the baseline itself, because their size has no
-    meaning.
+    The unit is 1 nat for a mean cross-entropy, the number of targets for their sum, and for other losses the
+    baseline itself, because their size has no meaning. Only a cross-entropy `is_entropy`.
     """
 
     loss: float | None
     unit: float = 1.0
+    is_entropy: bool = True
 
     @classmethod
-    def of(cls, entropy: float | None, best_constant: float | None) -> "Baseline":
-        """The baseline of targets with this entropy, or else of the best constant output."""
-        if entropy is not None or best_constant is None:
-            return cls(entropy)
-        return cls(best_constant, best_constant)
+    def of(cls, entropy: float | None, best_constant: float | None, unit: float = 1.0) -> "Baseline":
+        """The baseline of targets with this entropy, or else of the best constant output.
+
+        Args:
+            unit: number of times that the loss is the mean cross-entropy.
+        """
+        if entropy is None and best_constant is not None:
+            return cls(best_constant, best_constant, is_entropy=False)
+        return cls(None if entropy is None else unit * entropy, unit)
+
+    def above(self, loss: float) -> float:
+        """Units by which a loss is above the baseline, which must be known."""
+        assert self.loss is not None
+        return (loss - self.loss) / self.unit
 
 
 LossWithoutInput = Callable[[int, Batch], float | None]
@@ -74,6 +84,8 @@ class Subject:
         best_constant: loss of the best constant output, the same for a loss that is no cross-entropy; None if
             it is unknown.
         without_input: loss to beat of a single batch, None if it is unknown.
+        loss_unit: number of times that the loss is the mean cross-entropy of its targets; for a sum, their
+            number.
         notes: remarks for the reader of the report ("a single batch is repeated").
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
         run: the user's own optimizer, schedule, clipping and precision; None if options set them.
@@ -94,11 +106,12 @@ class Subject:
     has_own_batches: bool = False
     best_constant: float | None = None
     without_input: LossWithoutInput | None = None
+    loss_unit: float = 1.0
 
     @property
     def baseline(self) -> Baseline:
         """The loss to beat."""
-        return Baseline.of(self.unigram_entropy, self.best_constant)
+        return Baseline.of(self.unigram_entropy, self.best_constant, self.loss_unit)
 
     def forward(self, batch: Batch | None = None, model: nn.Module | None = None) -> Any:
         """The model's output on `batch` (default: the fixed one); `model` replaces the model by a copy."""

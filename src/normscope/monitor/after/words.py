@@ -98,7 +98,9 @@ def figure_lines(report: RunReport) -> Iterator[tuple[str, str]]:
         if found.best_loss is not None:
             words += f", best {figure(found.best_loss)} at step {found.best_step}"
         if isinstance(entropy, int | float):
-            words += f"; entropy of the targets {figure(float(entropy))}"
+            share = report.scene.notes.get("smoothing")
+            how = f" with the loss's label smoothing of {figure(float(share))}" if share else ""
+            words += f"; entropy of the targets {figure(float(entropy))}{how}"
         elif unknown := report.scene.notes.get("entropy-unknown"):
             words += f"; entropy of the targets unknown ({unknown}), so NS809 was not judged"
         yield "loss", words

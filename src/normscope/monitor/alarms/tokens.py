@@ -51,8 +51,9 @@ STUCK = alarm(
     threshold=f"""Medians of both halves of the last {LONG} losses within {LEARNT:g} nats of the unigram
         entropy, a fall between them of less than {FALL:g}, and the later one not under the entropy by
         {BELOW:g} standard errors. The entropy is estimated from the targets of the first steps, {STEPS} at
-        most, which the gradient of a cross-entropy shows, or given to the Monitor as entropy=. Where it stays
-        unknown nothing is judged, and `normscope check run.db` says why.""",
+        most, which the gradient of a cross-entropy shows, with the loss's label smoothing; or it is given to
+        the Monitor as entropy=. Where it stays unknown nothing is judged, and `normscope check run.db` says
+        why.""",
     source="""Our own forecast's constants, docs/forecast-rule.md; the smaller fall is our own choice,
         because a healthy run that passes the band of 0.2 nats falls by 0.1 in the same time.""",
     remedy="""Check that the context reaches the output (NS202, NS704, NS808), that targets and inputs belong

@@ -76,7 +76,7 @@ def forecast_charts(forecast: Forecast, layout: Layout) -> list[Picture]:
 
 def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
     """Loss by step, and the unigram entropy of the batches trained on, or of the text where it is unknown."""
-    curve, text, level = forecast.curve, forecast.unigram_entropy, None
+    curve, text, level = forecast.curve, forecast.baseline.loss, None
     losses = [Curve("first batch", "c-ink", xs, [step.loss for step in curve])]
     if any(step.train_loss is not None for step in curve):
         losses.append(Curve("training", "c-a", xs, [step.train_loss for step in curve]))
@@ -88,21 +88,26 @@ def _losses(forecast: Forecast, xs: Sequence[float]) -> list[Picture]:
             "ignores the context."
         )
         about += "" if text is None else f" That of the whole text is {figure(text, 3)}."
-    elif text is None and forecast.best_constant is not None:
-        level = (forecast.best_constant, "constant")
+    elif text is not None and not forecast.baseline.is_entropy:
+        level = (text, "constant")
         about = "Dashed: loss of the best constant output, which ignores the input."
     elif text is None:
         about = "Loss on the batches."
     else:
         level = (text, "unigram")
         about = (
-            "In nats. Dashed: unigram entropy of the whole text, the lowest loss of a model that ignores the "
-            "context; a single batch may lie below it."
+            f"In {_unit(forecast)}. Dashed: unigram entropy of the whole text, the lowest loss of a "
+            "model that ignores the context; a single batch may lie below it."
         )
     log = is_log(loss for line in losses for loss in line.ys)
     about += " First batch: always the same one, without dropout." * (len(losses) > 1)
     about += " Training: the batch of each step." * any(line.name == "training" for line in losses)
     return _by_step("Loss", about + " Log axis." * log, losses, log=log, level=level)
+
+
+def _unit(forecast: Forecast) -> str:
+    """The unit of a cross-entropy in words."""
+    return "nats" if forecast.loss_unit == 1 else f"nats × {figure(forecast.loss_unit, 3)}"
 
 
 def _by_step(
@@ -154,9 +159,10 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
     rungs = [rung for rung in ladder.rungs if rung.curve]
     if not rungs:
         return []
-    unigram = rungs[0].unigram_entropy
+    unigram = rungs[0].baseline.loss if rungs[0].baseline.is_entropy else None
     losses = [rung.curve[-1].loss for rung in rungs]
-    about = "Loss of the first batch at the end of each trial, in nats. The strip shows each trial's outcome."
+    about = f"Loss of the first batch at the end of each trial, in {_unit(rungs[0])}. "
+    about += "The strip shows each trial's outcome."
     steps = sorted({rung.last_step for rung in rungs})
     if len(steps) > 1:
         about += (

@@ -55,6 +55,8 @@ MOST_LONGER = 4
 MOST_WHOLE = 6
 """Most trials over a whole run where none has learnt in a longer one, until one trains. Of the first-ranked
 remedies of `normscope bench remedies`, all 23 that had learnt made the run train, and 4 of the 8 others."""
+MOST_WHOLE_LATER = 2
+"""Most of these for pairs, also where the single remedies have used up `MOST_WHOLE`."""
 LEAST_CHANCE = 1e-3
 """Probabilities nearer to 0 or 1 count as this: a certainty has three decimals."""
 
@@ -124,7 +126,7 @@ class Attempt:
         baseline, last = self.forecast.baseline, self.forecast.curve[-1]
         if baseline.loss is None or last.train_loss is None or last.recent_loss is None:
             return False
-        return has_learnt(last, baseline.loss, baseline.unit)
+        return has_learnt(last, baseline)
 
     @property
     def reach(self) -> int:
@@ -157,7 +159,7 @@ class Rescue:
         attempts: ranked. First those that also rescue in a longer trial, and of these the one that has learnt
             by its end; then the others that rescue, by certainty and smaller change; then those that do not;
             last those not applicable.
-        reason: why nothing was tried, or why not all; empty where all were.
+        reason: why nothing was tried, or why not all, or why the first-ranked may not train; else empty.
     """
 
     attempts: tuple[Attempt, ...] = ()
@@ -218,13 +220,27 @@ def try_remedies(
         return Rescue((), _why_none(before))
     tries = _Tries(subject, anatomy, config, progress or (lambda words, done, total: None))
     try:
-        tries.go_through(plan)
+        tries.go_through(plan, MOST_WHOLE)
         if names is None and not tries.is_rescued:
-            tries.go_through(COMBINED)
+            tries.go_through(COMBINED, max(MOST_WHOLE_LATER, MOST_WHOLE - tries.num_whole))
     except KeyboardInterrupt as stop:
         reason = f"interrupted {tries.place}"
         raise RemediesInterrupted(Rescue(ranked(tries.attempts), reason)) from stop
-    return Rescue(ranked(tries.attempts))
+    found = ranked(tries.attempts)
+    return Rescue(found, _doubt(found))
+
+
+def _doubt(attempts: Sequence[Attempt]) -> str:
+    """Words where whole runs show no remedy that trains, and the first-ranked had none; else empty."""
+    whole = [each for each in attempts if each.is_whole]
+    best = attempts[0] if attempts else None
+    if best is None or best.status != "rescues" or best.has_learnt or not whole:
+        return ""
+    if best.is_whole or any(each.status == "rescues" for each in whole):
+        return ""
+    number = f"none of the {len(whole)} remedies that were tried" if len(whole) > 1 else "the one tried"
+    verb = "trains" if len(whole) > 1 else "does not train"
+    return f"{number} over a whole run {verb}; {best.name} had a shorter trial only, and may not train either"
 
 
 def _why_none(before: Forecast) -> str:
@@ -261,7 +277,7 @@ class _Tries:
             return f"after all {self.planned} remedies, while the best was tried over a longer trial"
         return f"after {len(self.attempts)} of {self.planned} remedies"
 
-    def go_through(self, plan: Sequence[tuple[str, ...]]) -> None:
+    def go_through(self, plan: Sequence[tuple[str, ...]], most_whole: int) -> None:
         """Try each of `plan`, then the best ones longer, and over a whole run where that leaves it open."""
         self.planned += len(plan)
         for number, names in enumerate(plan):
@@ -270,7 +286,7 @@ class _Tries:
             self.attempts.append(self.attempt(names, self.config, words, number, len(plan)))
         self.hold()
         if self.may_run_whole:
-            self.to_the_end()
+            self.to_the_end(most_whole)
 
     def hold(self) -> None:
         """Try the first-ranked attempts over a longer trial, one after another until one has learnt.
@@ -288,20 +304,25 @@ class _Tries:
                 return
             self.again(best, far, f"{best.name}, longer", number, MOST_LONGER)
 
-    def to_the_end(self) -> None:
-        """Try the first-ranked attempts that are open over a whole run, until one has learnt."""
+    def to_the_end(self, most: int) -> None:
+        """Try the first-ranked open attempts over a whole run, at most `most`, until one has learnt."""
         whole = dataclasses.replace(self.config, steps=max(LONGER * self.config.steps, CRITERION_STEPS))
-        for number in range(sum(each.is_whole for each in self.attempts), MOST_WHOLE):
+        for number in range(most):
             tried = [each for each in ranked(self.attempts) if not each.is_whole and each.is_open]
             if not tried or any(each.longer and each.has_learnt for each in self.attempts):
                 return
-            self.again(tried[0], whole, f"{tried[0].name}, a whole run", number, MOST_WHOLE)
+            self.again(tried[0], whole, f"{tried[0].name}, a whole run", number, most)
 
     def again(self, attempt: Attempt, config: Recipe, words: str, number: int, total: int) -> None:
         """Replace an attempt by one with a longer trial."""
         made = self.attempt(attempt.names, config, words, number, total)
         longer = dataclasses.replace(made, longer=True, seconds=attempt.seconds + made.seconds)
         self.attempts[self.attempts.index(attempt)] = longer
+
+    @property
+    def num_whole(self) -> int:
+        """Number of trials over a whole run."""
+        return sum(attempt.is_whole for attempt in self.attempts)
 
     @property
     def is_rescued(self) -> bool:
