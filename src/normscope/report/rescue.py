@@ -171,7 +171,7 @@ def named(attempt: Attempt) -> str:
 
 
 def remedies_legend(rescue: Rescue) -> str:
-    """How to read the table: a remedy may rescue beside a larger loss than that of one that fails."""
+    """Help to read the table: a remedy may rescue beside a larger loss than that of one that fails."""
     tried = next((a.forecast for a in rescue.attempts if a.forecast is not None), None)
     if tried is None:
         return ""

@@ -1,4 +1,4 @@
-"""Where the scale of a rounded tensor applies."""
+"""Granularities: the parts of a tensor that share a scale when it is rounded."""
 
 GRANULARITIES = ("tensor", "channel")
 """One scale for the whole tensor, or one for each channel.
