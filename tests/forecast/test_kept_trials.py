@@ -93,6 +93,21 @@ def test_trials_that_go_on_may_stand_beside_new_ones() -> None:
     assert [curve[-1] for curve in curves] == [curve[-1] for curve in expected]
 
 
+def test_trials_of_several_calls_know_the_losses_to_beat_of_all_their_batches() -> None:
+    """The second one goes on with the first, which began in another call, and then alone."""
+    kept: dict[float, KeptTrial] = {}
+    subject = subject_of(Tiny(depth=1, dropout=0.0))
+    subject = dataclasses.replace(subject, without_input=lambda number, batch: float(number))
+    for rate in RATES:
+        trained(subject, 16, kept, [rate])
+    curves = trained(subject, 30, kept)[1] + trained(subject, 40, kept, RATES[1:])[1]
+    for curve in curves:
+        for each in curve[1:]:
+            seen = range(max(0, each.step - 10), each.step)
+            assert each.recent_baseline == pytest.approx(sum(seen) / len(seen))
+    assert curves[-1][-1].step == 40
+
+
 def test_measurements_are_those_of_a_longer_trial() -> None:
     """A trial over 100 steps has means of 20 losses, and no gradients compared before its end."""
     look = ForecastStep(

@@ -4,10 +4,10 @@ Batches differ in it: the mean of 20 batches of 4 × 64 tokens differs by 0.05 n
 of the margin that means "trains", and on a series with bursts by 17 %.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from normscope.subjects import Batch, Subject
+from normscope.subjects import Batch
 from normscope.subjects.subject import LossWithoutInput
 
 
@@ -24,10 +24,13 @@ class BatchBaselines:
     parts: int = 1
     _known: dict[int, float | None] = field(default_factory=dict)
 
-    @classmethod
-    def like(cls, subject: Subject, parts: int) -> "BatchBaselines":
-        """Those of a subject's batches, of which none was seen yet."""
-        return cls(subject.without_input, parts)
+    def join(self, others: Iterable["BatchBaselines"]) -> None:
+        """Share what is known with others of the same batches, from now on too: their trials may go on."""
+        for number, other in enumerate(others):
+            if number == 0:
+                self._known = other._known  # the one that others hold as well
+            self._known |= other._known
+            other._known = self._known
 
     def seen(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a trial, which are entered."""

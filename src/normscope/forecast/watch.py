@@ -196,10 +196,8 @@ def train_copies(
                 return None
             if not subject.model.training:
                 models[-1].train()
-        baselines = next(
-            (before.baselines for before in earlier if before is not None),
-            BatchBaselines.like(subject, configs[0].accumulation),
-        )
+        baselines = BatchBaselines(subject.without_input, configs[0].accumulation)
+        baselines.join(before.baselines for before in earlier if before is not None)
         trials = side_by_side(subject, models, configs, earlier, baselines)
         states = HiddenStates(anatomy)
         watches = []
