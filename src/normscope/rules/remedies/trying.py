@@ -305,7 +305,7 @@ class _Tries:
             self.again(best, far, f"{best.name}, longer", number, MOST_LONGER)
 
     def to_the_end(self, most: int) -> None:
-        """Try the first-ranked attempts that are open over a whole run, at most `most`, until one has learnt."""
+        """Try the first-ranked open attempts over a whole run, at most `most`, until one has learnt."""
         whole = dataclasses.replace(self.config, steps=max(LONGER * self.config.steps, CRITERION_STEPS))
         for number in range(most):
             tried = [each for each in ranked(self.attempts) if not each.is_whole and each.is_open]
