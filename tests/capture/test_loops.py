@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import here
+import numpy as np
 import pytest
+import torch
 
 from normscope.capture import launch
 from normscope.capture.folder import VARIABLE, Folder, Settings
@@ -285,6 +287,23 @@ def agrees(loop: Loop, report: Mapping[str, Any], printed: str) -> None:
     for text in loop.says:
         assert any(text in note for note in report["notes"]) or text in report["findings"][0]["message"]
     assert report["verdict"] == loop.verdict
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("plain", 1), ("scaled", 1), ("summed", 8 * 24)])
+def test_accumulated_losses_have_the_loss_to_beat_of_their_mean(
+    kind: str, unit: int, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    report = watched(f"loops.py quarters {kind}", tmp_path, monkeypatch).report()
+    assert report is not None
+    recipe = {"accumulation": 4, "precision": "bfloat16" if kind == "scaled" else "float32"}
+    agrees(Loop("", one(), recipe), json.loads(report.to_json()), capsys.readouterr().out)
+    with open(torch.__file__, "rb") as file:
+        counts = np.bincount([byte for byte in file.read() if byte < 128])
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -float((shares * np.log(shares)).sum())
+    assert report.forecast.unigram_entropy == pytest.approx(entropy, abs=0.15)
+    assert report.forecast.loss_unit == pytest.approx(unit, rel=1e-3)
+    assert report.forecast.baseline.loss == pytest.approx(unit * entropy, rel=0.05)
 
 
 def test_a_model_that_is_no_transformer_is_one_line(tmp_path: Path) -> None:

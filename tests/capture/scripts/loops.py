@@ -427,6 +427,25 @@ class HalfInside(Decoder):
         return self.head(self.norm(x).bfloat16())
 
 
+def quarters(kind: str) -> None:
+    """A mean or a sum that is divided by 4 before its backward; with a GradScaler if `scaled`."""
+    model = Decoder()
+    optimizer = adamw(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "scaled")
+    total = 0.0
+    for micro, (inputs, targets) in enumerate(batches(), 1):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "scaled"):
+            loss = cross_entropy(model(inputs), targets) * (targets.numel() if kind == "summed" else 1) / 4
+        scaler.scale(loss).backward()
+        total += loss.item()
+        if micro % 4 == 0:
+            say(micro // 4, total)
+            total = 0.0
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
 def picture() -> None:
     """A convolutional network: not a Transformer."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
