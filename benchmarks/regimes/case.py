@@ -13,7 +13,7 @@ from benchmarks.regimes.feeds import Feed
 from normscope.subjects import Subject, make_subject
 from normscope.train import LAST, Recipe
 
-PARTS = ("seen", "held-out", "fresh", "last", "final", "confirm", "confirm-2")
+PARTS = ("seen", "held-out", "fresh", "last", "final", "confirm", "confirm-2", "confirm-3")
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 STEPS = 300
 NATS, SHARE = 0.1, 0.1
@@ -35,7 +35,8 @@ class Case:
             if it was fixed later than those, before the allocation of steps to rungs was chosen; "last" if
             it was fixed before rates around the largest one were tried again; "final" if it was fixed before
             rates in doubt were tried over a whole run; "confirm" if it was fixed after every rule was, to
-            confirm their figures; "confirm-2" for the same when longer trials had come to go on to their end.
+            confirm their figures; "confirm-2" for the same when longer trials had come to go on to their end;
+            "confirm-3" when losses had come to be compared with the loss without the input on their batches.
         steps: length of a run.
         schedule: of the learning rate over the run, see `Recipe`.
         precision: of a run, see `Recipe`.

@@ -114,6 +114,10 @@ TOKENS = cases_of_text(
             ("llama 6 48 v512", causal("llama", **llama(6, 48)), "learners", 512, "adam"),
             ("post 5 32 v8192 tied", decoder("post", 5, 32, tie=True), "learners", 8192, "adamw"),
         ],
+        "confirm-3": [
+            ("peri 6 48 v1024", decoder("peri", 6, 48), "models", 1024, "adamw"),
+            ("gpt-neox 5 48 v4096", causal("gpt_neox", **sizes(5, 48)), "models", 4096, "adam"),
+        ],
     },
 )
 
@@ -169,6 +173,9 @@ MASKED = cases_of_text(
             ("bert 6 48 v1024", bert_like("bert", 6, 48), "learners", 1024, "adamw"),
             ("deepnorm 6 48 bytes", encoder("deepnorm", 6, 48), "learners", 256, "adam"),
         ],
+        "confirm-3": [
+            ("pre 7 48 v512", encoder("pre", 7, 48), "models", 512, "adamw"),
+        ],
     },
 )
 
@@ -219,6 +226,9 @@ PAIRS = cases_of_text(
         "confirm-2": [
             ("pre 3 48 v1024", encoder_decoder("pre", 3, 48), "learners", 1024, "adamw"),
             ("marian 4 48 bytes", bart("marian", 4, 48), "learners", 256, "adamw"),
+        ],
+        "confirm-3": [
+            ("deepnorm 5 48 v512", encoder_decoder("deepnorm", 5, 48), "models", 512, "adam"),
         ],
     },
 )
@@ -293,6 +303,11 @@ VISION = cases_of(
             ("peri 6 32 gratings", vision("peri", 6, 32, 16, 4), digits("gratings", "images"), "adam"),
             ("keel 8 32", vision("keel", 8, 32, 16, 4), digits("noisy", "images"), "adamw"),
         ],
+        "confirm-3": [
+            ("post 7 32 gratings", vision("post", 7, 32, 16, 4), digits("gratings", "images"), "adamw"),
+            ("vit 6 32", vit("vit", 6, 32, 16, 4), digits("noisy", "pixel_values"), "adam"),
+            ("pre 6 48 photographs", vision("pre", 6, 48, 16, 4), digits("photographs", "images"), "adamw"),
+        ],
     },
 )
 
@@ -339,6 +354,10 @@ SERIES = cases_of(
             ("post 5 32", block_series("post", 5, 32, last=True), series("switching"), "adamw"),
             ("deepnorm 7 48", block_series("deepnorm", 7, 48, last=False), series("switching"), "adamw"),
             ("keel 8 32", block_series("keel", 8, 32, last=True), series("switching"), "adam"),
+        ],
+        "confirm-3": [
+            ("plain post 5 48", plain_series(5, 48, norm_first=False), series("storms"), "adam"),
+            ("peri 6 32", block_series("peri", 6, 32, last=True), series("storms"), "adamw"),
         ],
     },
 )

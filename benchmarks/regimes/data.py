@@ -31,6 +31,7 @@ _IN_PACKAGES = {
     "arrays": ("numpy", r"^numpy/.*\.py$"),
     "solvers": ("scipy", r"^scipy/.*\.py$"),
     "learners": ("scikit-learn", r"^sklearn/.*\.py$"),
+    "models": ("transformers", r"^transformers/models/[a-f].*/modeling_.*\.py$"),
 }
 """Texts of installed packages: the package, and the pattern of its files' paths."""
 _SERIES = 40_000
@@ -41,7 +42,7 @@ def text(name: str) -> str:
     """A text: "library" (the standard library's source), "help" (its help topics), "licences" and others.
 
     "licences" of its parts and "modules", the source of its modules, are in the package of PyTorch; "arrays"
-    is NumPy's source, "solvers" SciPy's, "learners" scikit-learn's.
+    is NumPy's source, "solvers" SciPy's, "learners" scikit-learn's, "models" that of models in transformers.
     """
     library = Path(sysconfig.get_path("stdlib"))
     if name == "library":
@@ -197,7 +198,8 @@ def series_of(kind: str) -> np.ndarray:
     "waves" are three sinusoids with a slow change of phase and autoregressive noise; "chaos" is the
     Mackey–Glass equation with a delay of 17, sampled every 6 of its units, and observed with 5 % noise;
     "convection" is the first of Lorenz' three values, sampled every 0.06 of his units, with 10 % noise;
-    "switching" is an autoregression that changes between a slow and a fast oscillation every 50 values or so.
+    "switching" is an autoregression that changes between a slow and a fast oscillation every 50 values or so;
+    "storms" is one whose shocks have a size that wanders over a factor of 10.
     """
     generator = np.random.default_rng(7)
     if kind == "waves":
@@ -211,6 +213,8 @@ def series_of(kind: str) -> np.ndarray:
         values = values + noise
     elif kind == "switching":
         values = _switching(generator)
+    elif kind == "storms":
+        values = _storms(generator)
     elif kind == "convection":
         values = _convection(_SERIES)
         values = values + generator.normal(0, 0.1 * values.std(), _SERIES)
@@ -231,6 +235,16 @@ def _switching(generator: np.random.Generator) -> np.ndarray:
     for i in range(2, _SERIES):
         angle = 1.1 if fast[i] else 0.25
         values[i] = 2 * 0.98 * math.cos(angle) * values[i - 1] - 0.98**2 * values[i - 2] + shocks[i]
+    return values
+
+
+def _storms(generator: np.random.Generator) -> np.ndarray:
+    """A series (N,) of poles of radius 0.97 at an angle of 0.5; the shocks' log-size has a memory of 200."""
+    values, size = np.zeros(_SERIES), 0.0
+    for i in range(2, _SERIES):
+        size = 0.995 * size + generator.normal(0, 0.06)
+        shock = math.exp(size) * generator.normal()
+        values[i] = 2 * 0.97 * math.cos(0.5) * values[i - 1] - 0.97**2 * values[i - 2] + shock
     return values
 
 

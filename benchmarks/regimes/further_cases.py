@@ -91,6 +91,9 @@ HALF = [
                 ("sub-ln 7 48 v512", decoder("sub-ln", 7, 48), "learners", 512, "adamw"),
                 ("gpt2 4 64", causal("gpt2", n_layer=4, n_embd=64, n_head=4), "learners", 256, "adamw"),
             ],
+            "confirm-3": [
+                ("peri 5 48 v512", decoder("peri", 5, 48), "models", 512, "adamw"),
+            ],
         },
     )
 ]
