@@ -93,7 +93,7 @@ def test_more_batches_are_read_where_their_losses_differ(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("size", "num"), [(20.0, 64), (4.2, 1024)])
 def test_no_more_batches_are_read_where_they_cannot_suffice(size: float, num: int) -> None:
-    """Of two large losses, the smaller may still become known: its error is 12 % in 1024 batches."""
+    """The smaller of two large losses may still become known: its error is 12 % in 1024 batches."""
     reads = []
 
     def rare() -> Iterator[dict[str, Any]]:
