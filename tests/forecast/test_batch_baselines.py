@@ -16,8 +16,10 @@ from normscope import load
 from normscope.anatomy import read_anatomy
 from normscope.forecast import ForecastStep, best_constant, forecast, targets_entropy, with_baseline
 from normscope.forecast.batch_baselines import BatchBaselines
+from normscope.forecast.batch_entropy import SampledCrossEntropy
 from normscope.forecast.rule import decide
 from normscope.subjects import make_subject
+from normscope.subjects.stored import Stored
 from normscope.subjects.subject import LOSS_INPUTS, Baseline
 from normscope.train import Recipe
 
@@ -223,3 +225,15 @@ def test_a_forecast_measures_the_loss_to_beat_of_its_own_batches() -> None:
             expected = np.mean([float((batch[LOSS_INPUTS][0] - 3).square().mean()) for batch in seen])
             assert each.recent_baseline == pytest.approx(expected, rel=0.05)
         assert math.isfinite(found.curve[-1].loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2, 0.5])
+def test_two_batches_differ_by_the_logarithms_of_their_smoothed_frequencies(smoothing: float) -> None:
+    """The part of the loss that is spread over all ids is the same for every batch."""
+    place = Stored(0, 0, -100, smoothing=smoothing, width=V)
+    common, rare = torch.zeros(1, 3960, dtype=torch.long), torch.ones(1, 40, dtype=torch.long)
+    sample = [place.sequences(torch.cat([common, rare], 1))]
+    found = SampledCrossEntropy.of(place, 1.0, sample, is_all=False)
+    apart = found(5, rare) - found(5, common)
+    log = [math.log((1 - smoothing) * share + smoothing / V) for share in (0.99, 0.01)]
+    assert apart == pytest.approx((1 - smoothing) * (log[0] - log[1]), rel=0.01)
