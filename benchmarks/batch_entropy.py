@@ -31,10 +31,10 @@ def errors(ids: np.ndarray, num: int, seed: int) -> tuple[float, float]:
         for batch in itertools.islice(data.windows(ids, 4, 64, seed), max(num, LAST.stop))
     ]
     whole = estimate([row for rows in batches[:num] for row in rows]).value
-    own = SampledCrossEntropy.of(PLACE, whole, batches[:num], is_all=False)
+    own = SampledCrossEntropy.of(PLACE, whole, batches[:num])
     again = list(itertools.islice(data.windows(ids, 4, 64, seed), LAST.stop))[LAST.start :]
     truth = statistics.fmean(data.cross_entropy_of(np.concatenate(batches[k]), ids) for k in LAST)
-    found = [each for k, batch in zip(LAST, again, strict=True) if (each := own(k, batch)) is not None]
+    found = [each for batch in again if (each := own(batch)) is not None]
     return whole - truth, statistics.fmean(found) - truth
 
 

@@ -12,8 +12,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from normscope.asked import FORMATS
 from normscope.database import is_sqlite
+from normscope.option_values import FORMATS
 
 MODELS = ("decoder", "encoder", "encoder-decoder", "vision")
 OPTIONS = ("scheme=", "depth=", "width=", "heads=", "norm=", "hidden=", "vocab=", "context=", "positions=")

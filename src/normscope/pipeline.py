@@ -14,7 +14,6 @@ from torch import nn
 
 import normscope
 from normscope.anatomy import Anatomy, read_anatomy, require_residual_stream
-from normscope.asked import require_longer
 from normscope.errors import BatchesError, UsageError
 from normscope.forecast import (
     Forecast,
@@ -31,6 +30,7 @@ from normscope.forecast import (
 )
 from normscope.forecast.one_rate import unless_noise
 from normscope.interrupts import only_once
+from normscope.option_values import require_longer
 from normscope.probes import (
     PROBES,
     Budget,

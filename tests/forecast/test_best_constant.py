@@ -186,6 +186,37 @@ def test_a_sum_is_known_where_all_batches_have_one_shape() -> None:
     assert "the loss depends on the size of a batch" in notes[0]
 
 
+@pytest.mark.parametrize("sum_of", [False, True])
+def test_a_mean_over_batches_of_different_sizes_is_no_sum(sum_of: bool) -> None:
+    """Also where its size depends on the targets, as that of a binary cross-entropy does."""
+
+    def binary(out: Any, batch: Any) -> Tensor:
+        targets = (batch[LOSS_INPUTS][0][..., :1] > 4).float()
+        reduction = "sum" if sum_of else "mean"
+        return F.binary_cross_entropy_with_logits(out["out"][..., :1], targets, reduction=reduction)
+
+    def far(out: Any, batch: Any) -> Tensor:
+        return F.mse_loss(
+            out["out"], 1e5 + 1e4 * batch[LOSS_INPUTS][0], reduction="sum" if sum_of else "mean"
+        )
+
+    for loss in (binary, far):
+        batches = [*itertools.islice(pieces(), 20), next(pieces((3, 10)))]
+        subject, notes = with_baseline(subject_of(loss, batches))
+        assert (subject.baseline.loss is None) == sum_of
+        assert any("depends on the size of a batch" in note for note in notes) == sum_of
+
+
+def test_a_target_inside_the_output_is_no_constant() -> None:
+    class Rebuilt(Series):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return super().forward(x) | {"target": x[..., :2]}
+
+    subject = make_subject(Rebuilt(), pieces(), lambda out, b: F.mse_loss(out["out"], out["target"].detach()))
+    with pytest.raises(NoTargetsError, match="the same on all batches"):
+        best_constant(subject)
+
+
 def test_labels_that_are_spread_evenly_are_not_random_ids() -> None:
     """Inputs are measured values: classes of images are often equally frequent."""
     generator = torch.Generator().manual_seed(0)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from normscope.asked import rates
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
 from normscope.forecast.best_rate import ALIKE, CANDIDATES, KEPT, best_rate, candidates, end_loss, lowest
+from normscope.option_values import rates
 from normscope.report.rescue import rate_to_use
 from normscope.train import CRITERION_STEPS
 

@@ -8,7 +8,6 @@ import torch
 
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.forecast import Forecast, LadderForecast, divergence_risk, forecast, forecast_ladder
-from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.divergence import (
     GRADIENT,
     RISE,
@@ -146,8 +145,7 @@ def test_a_skipped_step_and_an_unknown_norm_are_no_large_gradient() -> None:
 
     def largest(norms: list[float], losses: list[float], precision: str = "float32") -> float | None:
         recipe = Recipe(lr=1e-3, steps=9, precision=precision)
-        unknown = BatchBaselines(None)
-        trial = WatchedTrial(given, anatomy, given.model, recipe, [], True, HiddenStates(anatomy), unknown)
+        trial = WatchedTrial(given, anatomy, given.model, recipe, [], True, HiddenStates(anatomy))
         trial.measure(3, losses, None, {}, norms)
         return trial.curve[0].largest_gradient
 

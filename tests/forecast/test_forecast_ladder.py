@@ -13,7 +13,6 @@ from torch import nn
 from normscope.anatomy import read_anatomy
 from normscope.errors import UsageError
 from normscope.forecast import Forecast, ForecastStep, LadderInterrupted, forecast, forecast_ladder
-from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.ladder import ahead
 from normscope.forecast.one_rate import as_forecast
@@ -146,7 +145,7 @@ def test_rungs_that_are_not_on_a_cpu_may_be_stacked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kept_module, "many_trials", lambda models, *others: "stack")
     models, recipes = [nn.Linear(2, 2, device="meta") for _ in range(2)], [Recipe(), Recipe()]
     subject = subject_of(Tiny(depth=1))
-    assert kept_module.side_by_side(subject, models, recipes, [None, None], BatchBaselines(None)) == "stack"
+    assert kept_module.side_by_side(subject, models, recipes, [None, None]) == "stack"
 
 
 def _made(monkeypatch: pytest.MonkeyPatch) -> list[LoneTrials]:

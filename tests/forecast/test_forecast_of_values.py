@@ -103,7 +103,7 @@ def test_batches_that_agree_are_not_enough_in_a_long_trial() -> None:
     assert said.outcome == "plateau"
     assert said.reason == (
         "the mean loss of the last batches is 2.31 after 180 steps, not clearly under the loss without the "
-        "input, 2.3"
+        "input, 2.304"
     )
     ahead = decide(long, 2.304, tokens=False, ahead=2.2)
     assert ahead.outcome == "trains"

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,11 @@ from test_forecast_ladder import Uncopyable
 from torch import nn
 
 from normscope.forecast import ForecastStep, forecast_ladder
-from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.kept import KeptTrial, is_room_for
 from normscope.forecast.rule import Decision
 from normscope.forecast.watch import train_copies
 from normscope.subjects import Subject, untouched
+from normscope.subjects.without_input import LossesWithoutInput
 from normscope.train import LoneTrials, Recipe, Trial, in_flushed_thread, lone_trial
 
 kept_module: Any = importlib.import_module("normscope.forecast.kept")
@@ -97,7 +98,9 @@ def test_trials_of_several_calls_know_the_losses_to_beat_of_all_their_batches() 
     """The second one goes on with the first, which began in another call, and then alone."""
     kept: dict[float, KeptTrial] = {}
     subject = subject_of(Tiny(depth=1, dropout=0.0))
-    subject = dataclasses.replace(subject, without_input=lambda number, batch: float(number))
+    numbers = itertools.count()
+    found = LossesWithoutInput(lambda batch: float(next(numbers)))
+    subject = dataclasses.replace(subject, without_input=found)
     for rate in RATES:
         trained(subject, 16, kept, [rate])
     curves = trained(subject, 30, kept)[1] + trained(subject, 40, kept, RATES[1:])[1]
@@ -113,18 +116,17 @@ def test_measurements_are_those_of_a_longer_trial() -> None:
     look = ForecastStep(
         step=30, train_loss=1.0, loss=1.0, diversity={}, recent_loss=7.0, coherence=0.5, alignment=0.5
     )
-    trial, baselines = (
-        SimpleNamespace(losses=[*range(36)]),
-        BatchBaselines(lambda number, batch: number + 0.5),
-    )
-    list(baselines.seen(iter(range(36))))
-    kept = KeptTrial(trial, (dataclasses.replace(look, step=0), look), torch.get_rng_state(), baselines)
+    trial, config = SimpleNamespace(losses=[*range(36)]), Recipe()
+    found = LossesWithoutInput(lambda batch: batch + 0.5)
+    list(found.seen(iter(range(36))))
+    subject = dataclasses.replace(subject_of(Tiny(depth=1)), without_input=found)
+    kept = KeptTrial(trial, (dataclasses.replace(look, step=0), look), torch.get_rng_state())
     for steps, mean in ((100, 24.5), (140, 19.5)):
-        start, found = kept.measurements(steps)
+        start, later = kept.measurements(subject, dataclasses.replace(config, steps=steps))
         assert start.recent_loss is None
         assert start.recent_baseline is None
         expected = dataclasses.replace(look, recent_loss=mean, recent_baseline=mean + 0.5)
-        assert found == dataclasses.replace(expected, coherence=None, alignment=None)
+        assert later == dataclasses.replace(expected, coherence=None, alignment=None)
 
 
 def test_dropout_goes_on_with_new_masks() -> None:

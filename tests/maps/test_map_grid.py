@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_maps import small_base, small_grid
 
-from normscope.asked import counts, rates, seeds
 from normscope.errors import UsageError
 from normscope.maps import Cell, Grid
 from normscope.maps.crews import MOST_NUMBERS, crews, measured_stack
 from normscope.maps.grid import parameters_of, spell, with_options
+from normscope.option_values import counts, rates, seeds
 from normscope.subjects.spec import parse
 
 

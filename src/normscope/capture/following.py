@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
-from normscope.asked import LADDER_STEPS, parse_formats
 from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
@@ -33,13 +32,13 @@ from normscope.forecast import (
     rates_around,
     with_baseline,
 )
-from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.recent import mean_recent, recent_steps
 from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
+from normscope.option_values import LADDER_STEPS, parse_formats
 from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
 from normscope.recording.calls import ITEMS, Forward, Forwards
@@ -94,6 +93,7 @@ class Following(Counting):
         self._notes = list(notes)
         self._baseline_notes: tuple[str, ...] = ()
         self._baseline_of = 0  # batches in which it was sought
+        self._is_over = False  # the steps of the script
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
         self._judged_at: int | None = None
@@ -157,7 +157,8 @@ class Following(Counting):
         self._num_skipped += skipped == 1
         self._num_partly_skipped += 0 < skipped < 1
         if is_skipped and not math.isfinite(self._last_loss):
-            self.losses.pop()  # its step was not taken, and the next ones are judged without it
+            self.losses.pop()
+            self._num_forwards.pop()  # its step was not taken, and the next ones are judged without it
         is_over = self.diverged_at is None and not math.isfinite(self._last_loss) and not is_skipped
         is_measured = self._is_measured(self.step)
         if is_over:
@@ -201,7 +202,7 @@ class Following(Counting):
         return True
 
     def finish(self) -> None:
-        check = self.check
+        check, self._is_over = self.check, True
         with self._apart():
             is_whole = self.diverged_at is not None or self.step in (self.settings.steps, self.last)
             if not is_whole:  # the gradients of batches are compared at the last step
@@ -244,7 +245,7 @@ class Following(Counting):
     @property
     def interrupted(self) -> str:
         """Sentence on how far an interrupted check had come."""
-        if self.step < self.last:
+        if self.step < self.last and not self._is_over:
             return f"the script was interrupted after {self.step} of {self.last} steps"
         return f"interrupted after the script's {self.step} steps, while copies of the run were tried"
 
@@ -301,14 +302,15 @@ class Following(Counting):
 
     def _enter_baselines(self) -> None:
         """Enter the loss to beat of the batches of each mean loss, if all batches of all steps are kept."""
-        parts = self._num_forwards[0]
-        if set(self._num_forwards) != {parts} or len(self.kept) != parts * len(self.losses):
+        parts, known = self._num_forwards[0], self.check.subject.without_input
+        is_whole = set(self._num_forwards) == {parts} and len(self.kept) == parts * len(self.losses)
+        if known is None or not is_whole or self._num_skipped:
             return
-        known = BatchBaselines(self.check.subject.without_input, parts)
         for number, batch in enumerate(itertools.islice(self.kept(), len(self.kept))):
             known.enter(number, batch)
+        nums = self._num_recent
         self.curve = [
-            dataclasses.replace(each, recent_baseline=known.mean(each.step, self._num_recent[each.step]))
+            dataclasses.replace(each, recent_baseline=known.mean(each.step, nums[each.step], parts))
             for each in self.curve
         ]
 
@@ -438,8 +440,7 @@ class Following(Counting):
     def _trial(self, num_steps: int) -> WatchedTrial:
         recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=num_steps)
         subject, anatomy = self.check.subject, self.check.anatomy
-        unknown = BatchBaselines(None)  # until the run is judged
-        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states, unknown)
+        return WatchedTrial(subject, anatomy, self.model, recipe, self.curve, False, self._states)
 
     @property
     def _decision(self) -> Decision:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from normscope.asked import parse_formats, rates, require_longer
 from normscope.capture.launch import command_to_start
 from normscope.cli.options import typed, words_of
 from normscope.cli.script_words import SCRIPT
 from normscope.errors import UsageError
+from normscope.option_values import parse_formats, rates, require_longer
 
 if TYPE_CHECKING:
     from normscope.subjects import Run

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.asked import counts, rates, seeds, words
 from normscope.cli.map_progress import map_progress
 from normscope.cli.options import BatchSize, Device, Format, SeqLen, Text, Traceback, option, typed
 from normscope.cli.output import emit, format_for, require_writable
 from normscope.cli.progress import quiet_libraries
 from normscope.completion import complete_schemes
 from normscope.errors import UsageError
+from normscope.option_values import counts, rates, seeds, words
 
 if TYPE_CHECKING:
     from normscope.maps import Cell, Store

@@ -9,7 +9,6 @@ model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseli
 longer trials are made. `record` holds the types of the results. The evidence is in docs/forecast-evidence.md.
 """
 
-from normscope.asked import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.baseline import best_constant
 from normscope.forecast.divergence import divergence_risk
 from normscope.forecast.ladder import forecast_ladder, rates_around
@@ -32,6 +31,7 @@ from normscope.forecast.targets import (
     mean_cross_entropy,
     targets_entropy,
 )
+from normscope.option_values import LADDER_STEPS, REFINED_STEPS
 
 __all__ = [
     "LADDER_STEPS",

@@ -18,7 +18,6 @@ from normscope.forecast.evaluator import same
 from normscope.forecast.targets import NoTargetsError, UnknownEntropyError
 from normscope.subjects import Batch, Subject
 from normscope.subjects.feed import tensors_in
-from normscope.subjects.subject import LossWithoutInput
 from normscope.train import endless
 
 FEWEST = 8
@@ -35,7 +34,7 @@ SLACK = 1.5
 """Factor by which an error may be overestimated: a few rare batches with a large loss make it uncertain."""
 
 FAR = 1e4
-"""A constant at which the loss of a batch hardly depends on its values."""
+"""A constant at which the losses of most batches are alike, but for their sizes."""
 
 _SUM = 1e-4  # sum of a row's gradient, as a share of its size, below which a loss is one of a softmax
 
@@ -44,7 +43,7 @@ class BestConstant(NamedTuple):
     """Least mean loss of an output that is the same at every place, and the loss of a batch with it."""
 
     value: float
-    of_batch: LossWithoutInput
+    of_batch: Callable[[Batch], float | None]
 
 
 def best_constant(subject: Subject) -> BestConstant:
@@ -53,52 +52,64 @@ def best_constant(subject: Subject) -> BestConstant:
     The output has one value for each place on its last axis.
 
     Raises:
-        NoTargetsError: the loss is one of a softmax, or does not read exactly one floating-point output.
+        NoTargetsError: the loss is one of a softmax, does not read exactly one floating-point output, or does
+            not depend on the batch beside the output.
         UnknownEntropyError: too few batches, a loss that is not above 0 or differs much between them, or a
             sum over batches of different shapes.
     """
     with measuring(subject.model):
-        at, width = _losses_of(subject, subject.batch)
-        _require_no_sum(subject, at, width)
-    constant = torch.zeros(width, requires_grad=True)
+        at, shape = _losses_of(subject, subject.batch)
+        _require_no_sum(subject, at, shape)
+    constant = torch.zeros(shape[-1], requires_grad=True)
     for batches in _samples(subject):
         if len(batches) < FEWEST:
             raise UnknownEntropyError(f"{len(batches)} batches are different, and {FEWEST} are needed")
         losses = _least_losses(at, constant, batches)
         if _is_known(losses) or _is_hopeless(losses):
             break
+    value = _value(losses)
+    if bool((losses == losses[0]).all()):
+        raise NoTargetsError("the loss of a constant output is the same on all batches")
     shapes = _shapes(subject.batch)
 
-    def of_batch(number: int, batch: Batch) -> float | None:
-        with torch.no_grad():
+    def of_batch(batch: Batch) -> float | None:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):  # a trial has its own
             return float(at(constant, batch)) if _shapes(batch) == shapes else None
 
-    return BestConstant(_value(losses), of_batch)
+    return BestConstant(value, of_batch)
 
 
-def _require_no_sum(subject: Subject, at: Callable[[Tensor, Batch], Tensor], width: int) -> None:
-    """Compare the loss of a distant constant with that on a batch of another shape, if there is one.
+def _require_no_sum(subject: Subject, at: Callable[[Tensor, Batch], Tensor], shape: torch.Size) -> None:
+    """Compare the loss of a distant constant with that on the batch whose size differs most, if there is one.
 
     Raises:
-        UnknownEntropyError: it depends on the shape, as a sum does.
+        UnknownEntropyError: the two losses differ rather as the sizes of the outputs do than not at all.
     """
-    shapes, batches = (
-        _shapes(subject.batch),
-        itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[0]),
-    )
-    other = next((batch for batch in batches if _shapes(batch) != shapes), None)
-    if other is None:
+    batches = list(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[0]))
+    size = _num_values(subject.batch)
+    other = max(batches, key=lambda batch: abs(math.log(_num_values(batch) / size)))
+    elsewhere, other_shape = _losses_of(subject, other)
+    if other_shape == shape:
         return
-    elsewhere, size = _losses_of(subject, other)
-    found = (
-        float(at(torch.full((width,), FAR), subject.batch)),
-        float(elsewhere(torch.full((size,), FAR), other)),
+    losses = (
+        float(at(torch.full(shape[-1:], FAR), subject.batch)),
+        float(elsewhere(torch.full(other_shape[-1:], FAR), other)),
     )
-    if max(found) > (1 + LARGEST_SHARE) * min(found):
+    if min(losses) <= 0:
+        return
+    change, expected = math.log(losses[1] / losses[0]), math.log(other_shape.numel() / shape.numel())
+    if abs(change - expected) < abs(change):
         raise UnknownEntropyError(
             "the loss depends on the size of a batch, and batches have different shapes: divide a sum by the "
             "number of its values"
         )
+
+
+def _num_values(batch: Batch) -> int:
+    return max(1, sum(tensor.numel() for tensor in tensors_in(batch)))
 
 
 def _least_losses(
@@ -157,8 +168,8 @@ def _in_two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def _losses_of(subject: Subject, batch: Batch) -> tuple[Callable[[Tensor, Batch], Tensor], int]:
-    """The loss of a constant (D,) in place of the output on `batch` that the loss reads, and D."""
+def _losses_of(subject: Subject, batch: Batch) -> tuple[Callable[[Tensor, Batch], Tensor], torch.Size]:
+    """The loss of a constant (D,) in place of the output on `batch` that it reads, and the output's shape."""
     loss_fn = subject.loss_fn
     assert loss_fn is not None
     with torch.no_grad():
@@ -186,7 +197,7 @@ def _losses_of(subject: Subject, batch: Batch) -> tuple[Callable[[Tensor, Batch]
             found: Tensor = loss_fn(pytree.tree_unflatten(changed, structure), batch)
         return found.float().cpu()
 
-    return at, shape[-1]
+    return at, shape
 
 
 def _is_of_softmax(gradient: Tensor) -> bool:

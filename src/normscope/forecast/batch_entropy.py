@@ -1,7 +1,7 @@
 """The entropy to beat of a single batch, from a sample of the targets.
 
-A batch is compared with the frequencies of all *other* batches of the sample: its own would make it look
-easier than batches that are not in the sample. What rare ids add to every batch is subtracted again.
+A batch is compared with the frequencies of the sample without its own sequences: they would make it look
+easier than a batch that is not in the sample. What rare ids add to every batch is subtracted again.
 
 Shapes: N targets, V ids of the sample.
 """
@@ -26,46 +26,44 @@ class SampledCrossEntropy:
         place: place of the targets in a batch.
         value: the same of all data, by the loss's factor and unit.
         counts: occurrences of each id in the sample (V,).
-        num: batches of the sample, the first ones.
-        is_all: whether there are no others.
-        mean: cross-entropy of these batches, each under the frequencies of the others.
+        sequences: hashes of the sample's sequences.
+        mean: mean cross-entropy of the sample's batches, each under the frequencies of the others.
     """
 
     place: Stored
     value: float
     counts: np.ndarray
-    num: int
-    is_all: bool
+    sequences: frozenset[int]
     mean: float = 0.0
 
     @classmethod
     def of(
-        cls, place: Stored, value: float, batches: Sequence[Sequence[np.ndarray]], *, is_all: bool
+        cls, place: Stored, value: float, batches: Sequence[Sequence[np.ndarray]]
     ) -> "SampledCrossEntropy":
         """The cross-entropy from the targets of some batches, in sequences."""
-        ids = [np.concatenate(each) for each in batches if each]
-        bare = cls(place, value, np.bincount(np.concatenate(ids)), len(batches), is_all)
-        sizes = np.array([len(each) for each in ids])
-        mean = float(np.average([bare._under(each, is_counted=True) for each in ids], weights=sizes))
-        return cls(place, value, bare.counts, bare.num, is_all, mean)
+        batches = [each for each in batches if each]
+        sequences = [row for rows in batches for row in rows]
+        hashes = frozenset(hash(row.tobytes()) for row in sequences)
+        bare = cls(place, value, np.bincount(np.concatenate(sequences)), hashes)
+        sizes = [sum(map(len, each)) for each in batches]
+        mean = float(np.average([bare._under(each) for each in batches], weights=sizes))
+        return cls(place, value, bare.counts, hashes, mean)
 
-    def __call__(self, number: int, batch: Batch) -> float | None:
-        """The cross-entropy of batch `number`, from 0; None if it has no targets."""
+    def __call__(self, batch: Batch) -> float | None:
+        """The cross-entropy of a batch; None if it has no targets."""
         sequences = self.place.sequences(batch)
         if not sequences:
             return None
-        found = self._under(np.concatenate(sequences), is_counted=self.is_all or number < self.num)
-        return self.value + self.place.factor * self.place.unit * (found - self.mean)
+        return self.value + self.place.factor * self.place.unit * (self._under(sequences) - self.mean)
 
-    def _under(self, ids: np.ndarray, *, is_counted: bool) -> float:
-        """Mean cross-entropy of ids (N,) under the frequencies of the sample, but for theirs in it."""
+    def _under(self, sequences: Sequence[np.ndarray]) -> float:
+        """Mean cross-entropy of sequences under the frequencies of the sample without them."""
         size = len(self.counts) + 1  # one for all ids that the sample has not met
-        known = np.minimum(ids, size - 1)
-        seen = np.append(self.counts, 0)[known]
-        total = int(self.counts.sum())
-        if is_counted:
-            seen, total = seen - np.bincount(known)[known], total - len(ids)
-        shares = (seen + UNSEEN) / (total + UNSEEN * size)
+        known = np.minimum(np.concatenate(sequences), size - 1)
+        own = [row for row in sequences if hash(row.tobytes()) in self.sequences]
+        counted = np.concatenate(own) if own else known[:0]
+        left = np.append(self.counts, 0) - np.bincount(counted, minlength=size)
+        shares = (left[known] + UNSEEN) / (left.sum() + UNSEEN * size)
         smooth = self.place.smoothing
         if smooth:
             shares = (1 - smooth) * shares + smooth / self.place.width

@@ -1,15 +1,14 @@
 """Trials that are kept after a short trial, to go on in a longer one."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.forecast.batch_baselines import BatchBaselines
-from normscope.forecast.recent import mean_recent, recent_steps
+from normscope.forecast.recent import mean_baseline, mean_recent
 from normscope.forecast.record import ForecastStep
 from normscope.subjects import Subject
 from normscope.subjects.memory import COPIES, available_bytes
@@ -25,21 +24,19 @@ class KeptTrial:
 
     Attributes:
         random: state of the CPU's random generator after the trial, from which dropout goes on.
-        baselines: the losses without the input of its batches.
     """
 
     trial: Trial
     curve: tuple[ForecastStep, ...]
     random: Tensor
-    baselines: BatchBaselines
 
-    def measurements(self, steps: int) -> list[ForecastStep]:
-        """The measurements as those at the start of a trial of `steps` steps, without gradients compared."""
+    def measurements(self, subject: Subject, config: Recipe) -> list[ForecastStep]:
+        """The measurements as those at the start of a longer trial, without gradients compared."""
         return [
             dataclasses.replace(
                 each,
-                recent_loss=mean_recent(self.trial.losses[: each.step], steps),
-                recent_baseline=self.baselines.mean(each.step, recent_steps(steps)),
+                recent_loss=mean_recent(self.trial.losses[: each.step], config.steps),
+                recent_baseline=mean_baseline(subject, config, each.step),
                 coherence=None,
                 alignment=None,
             )
@@ -47,15 +44,13 @@ class KeptTrial:
         ]
 
 
-def kept_trials(
-    trials: Trials, curves: Sequence[Sequence[ForecastStep]], baselines: BatchBaselines
-) -> dict[float, KeptTrial]:
+def kept_trials(trials: Trials, curves: Sequence[Sequence[ForecastStep]]) -> dict[float, KeptTrial]:
     """The trials that may go on, by learning rate: those of a stack, and those that diverged, may not."""
     if not isinstance(trials, LoneTrials):
         return {}
     state = torch.get_rng_state()
     return {
-        trial.config.lr: KeptTrial(trial, tuple(curve), state, baselines)
+        trial.config.lr: KeptTrial(trial, tuple(curve), state)
         for trial, curve in zip(trials.trials, curves, strict=True)
         if not trial.diverged
     }
@@ -75,15 +70,12 @@ def side_by_side(
     models: Sequence[nn.Module],
     configs: Sequence[Recipe],
     earlier: Sequence[KeptTrial | None],
-    baselines: BatchBaselines,
 ) -> Trials:
     """Trials of `models` from their start, or from the end of an earlier one.
 
     They are stepped one after another on a CPU, else as a stack where they can be stacked. A stack of few
     small models saves little on one CPU and costs more on another (docs/forecast-evidence.md, Cost).
-
-    Args:
-        baselines: those of the batches, which are entered as they are drawn.
+    The losses without the input of the batches are entered as they are drawn.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -94,7 +86,7 @@ def side_by_side(
         torch.set_rng_state(known[0].random)
     else:
         torch.manual_seed(configs[0].seed)
-    feeds = [baselines.seen(endless(subject.batches)) for _ in models]
+    feeds = [_entered(subject) for _ in models]
     if not _on_cpu(models):
         return many_trials(models, feeds, loss, configs)
     return LoneTrials.of(
@@ -103,6 +95,12 @@ def side_by_side(
             for before, model, feed, config in zip(earlier, models, feeds, configs, strict=True)
         ]
     )
+
+
+def _entered(subject: Subject) -> Iterator[Any]:
+    """The endless batches of a subject, each entered as it is drawn."""
+    batches = endless(subject.batches)
+    return batches if subject.without_input is None else subject.without_input.seen(batches)
 
 
 def _on_cpu(models: Sequence[nn.Module]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from normscope.anatomy import Anatomy
-from normscope.asked import LADDER_STEPS
 from normscope.errors import UsageError, describe
 from normscope.forecast.best_rate import best_rate, candidates
 from normscope.forecast.certainty import certainty
@@ -24,6 +23,7 @@ from normscope.forecast.stopping import LOW, best_place, certainty_by_larger, de
 from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
 from normscope.forecast.watch import Progress, train_copies
 from normscope.nn import has_own_rates
+from normscope.option_values import LADDER_STEPS
 from normscope.subjects import Subject, untouched
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import hides_targets

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from normscope.asked import LADDER_STEPS, REFINED_STEPS
 from normscope.forecast.record import LadderForecast
 from normscope.forecast.rule import LONG
+from normscope.option_values import LADDER_STEPS, REFINED_STEPS
 from normscope.subjects import Subject
 from normscope.subjects.repeats import period_of
 from normscope.train import CRITERION_STEPS, Recipe

@@ -9,6 +9,7 @@ from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
 from normscope.subjects.repeats import sequences_repeat
 from normscope.subjects.targets import hides_targets
+from normscope.subjects.without_input import LossesWithoutInput
 
 BY_HEART = "the ids look random and their sequences repeat: a run may only learn them by heart"
 
@@ -39,7 +40,9 @@ def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str,
             return subject, (f"the entropy of the targets is not known: {error.reason}",)
         except NoTargetsError:
             found = best_constant(subject)
-            return dataclasses.replace(subject, best_constant=found.value, without_input=found.of_batch), ()
+            return dataclasses.replace(
+                subject, best_constant=found.value, without_input=LossesWithoutInput(found.of_batch)
+            ), ()
     except UnknownEntropyError as error:
         return subject, (f"the loss without the input is not known: {error.reason}",)
     except NoTargetsError:
@@ -66,7 +69,10 @@ def _with_entropy(subject: Subject, found: KnownEntropy) -> tuple[Subject, tuple
             f"{found.unit * found.value:.4g}, that many times their entropy of {found.value:.2f} nats"
         )
     known = dataclasses.replace(
-        subject, unigram_entropy=found.value, loss_unit=found.unit, without_input=found.of_batch
+        subject,
+        unigram_entropy=found.value,
+        loss_unit=found.unit,
+        without_input=LossesWithoutInput(found.of_batch),
     )
     return known, tuple(notes)
 

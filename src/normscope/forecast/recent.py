@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from normscope.forecast.rule import LONG
+from normscope.subjects import Subject
+from normscope.train import Recipe
 
 RECENT = 10
 """Training losses whose mean is `recent_loss`; twice as many in a trial longer than `LONG` steps, whose rates
@@ -18,3 +20,9 @@ def mean_recent(losses: Sequence[float], steps: int) -> float | None:
 def recent_steps(steps: int) -> int:
     """Number of training losses in the mean `recent_loss` of a trial of `steps` steps."""
     return RECENT if steps <= LONG else 2 * RECENT
+
+
+def mean_baseline(subject: Subject, config: Recipe, step: int) -> float | None:
+    """Mean loss without the input on the batches of the mean loss after `step`, where known."""
+    known = subject.without_input
+    return None if known is None else known.mean(step, recent_steps(config.steps), config.accumulation)

@@ -6,6 +6,7 @@ further. The smallest margin is the score. A trial as long as a run is judged by
 docs/forecast-rule.md names the runs that set the thresholds, and those that tested them.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ def decide(
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
     """
+    curve = _with_all_baselines(curve)
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
     if not all(map(math.isfinite, losses)):
@@ -117,7 +119,8 @@ def _by_trial(
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
     if has_learnt(last, baseline):
-        said = f"{_last_loss(last)} is under the {name}, {baseline.loss:.3g}"
+        to_beat = beaten(last, baseline, name) if last.step > LONG else f"{name}, {baseline.loss:.3g}"
+        said = f"{_last_loss(last)} is under the {to_beat}"
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
         return _by_loss(curve, Baseline(None) if hidden == "random" else baseline, margins, name)
@@ -152,7 +155,7 @@ def _by_run(
     name: str,
     hidden: Hidden,
 ) -> Decision:
-    """Decide a trial that is as long as a run by its mean loss at the end, as `train.trains` does.
+    """Decide a trial that is as long as a run by its mean loss at the end.
 
     A run is stuck if it stands still at the baseline. A masked model is not: it often leaves it later.
 
@@ -166,13 +169,13 @@ def _by_run(
     under = -own.above(last.recent_loss)
     said = f"the mean loss of the last batches is {last.recent_loss:.4g} after {last.step} steps"
     score = min(-WORST, max(WORST, under - LEARNT))
-    theirs = name if last.recent_baseline is None else f"{name} of these batches"
+    to_beat = beaten(last, baseline, name)
     if score >= 0:
-        return Decision("trains", f"{said}, under the {theirs}, {own.loss:.4g}", score=score, is_whole=True)
+        return Decision("trains", f"{said}, under the {to_beat}", score=score, is_whole=True)
     if found.failed and not (hidden and found.outcome == "plateau"):
         why = found.reason if said in found.reason else f"{found.reason}; {said}"
         return Decision(found.outcome, why, score=score, is_whole=True)
-    said += f", not {LEARNT * own.unit:.2g} under the {theirs}, {own.loss:.4g}"
+    said += f", not {LEARNT * own.unit:.2g} under the {to_beat}"
     has_stopped = half.recent_loss is not None and above(half, baseline) + under < LEARNT
     stuck = not hidden and has_stopped and -LEARNT < under < HELD
     return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
@@ -204,6 +207,19 @@ def own_baseline(each: ForecastStep, baseline: Baseline) -> Baseline:
     if own is None or not own > 0:
         return baseline
     return baseline._replace(loss=own, unit=baseline.unit if baseline.is_entropy else own)
+
+
+def beaten(each: ForecastStep, baseline: Baseline, name: str) -> str:
+    """The baseline with which the mean loss of the last batches is compared, in words."""
+    own = own_baseline(each, baseline)
+    return f"{name}{'' if own is baseline else ' of these batches'}, {own.loss:.4g}"
+
+
+def _with_all_baselines(curve: Sequence[ForecastStep]) -> Sequence[ForecastStep]:
+    """The measurements without the baselines of their batches, if one has none: they are compared."""
+    if all(each.recent_baseline is not None for each in curve if each.recent_loss is not None):
+        return curve
+    return [dataclasses.replace(each, recent_baseline=None) for each in curve]
 
 
 def above(each: ForecastStep, baseline: Baseline) -> float:
@@ -397,25 +413,24 @@ def _by_agreement(
     score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
     mean = mean_pull(curve)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
-    own, beaten = _long_mean(curve), own_baseline(last, baseline).loss
-    assert beaten is not None
+    own, to_beat = _long_mean(curve), beaten(last, baseline, name)
     if margins["pull"] < 0:
         said = f"the loss {FIXED} is {last.loss:.3g} after {last.step} steps, "
         said += "and batches do not agree on what to learn "
         said += scores
         if own is not None:
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
-            said += f"not clearly under the {name}, {beaten:.3g}"
+            said += f"not clearly under the {to_beat}"
         return Decision("plateau", said, score=score)
     if margins.get("held", 0.0) < 0:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
-        said = f"{losses}; it has risen, or is above the {name}, {beaten:.3g}"
+        said = f"{losses}; it has risen, or is above the {to_beat}"
         return Decision("plateau", said, score=score)
     if score < 0:
         return _slow(curve, score, name)
     agreed = f"batches agree on what to learn {scores}"
-    if own is not None and own < beaten:
-        agreed = f"the mean loss of the last batches, {own:.3g}, is under the {name}"
+    if own is not None and above(last, baseline) < 0:
+        agreed = f"the mean loss of the last batches, {own:.3g}, is under the {to_beat}"
     elif own is not None or mean < SHARED:
         agreed = f"as far in learning rate × steps, a larger learning rate is under the {name}"
     return Decision("trains", f"{_unharmed(curve)}, and {agreed}", score=score)

@@ -69,7 +69,8 @@ def smoothing_without_loss(logits: Tensor, gradient: Tensor) -> float | None:
     Returns:
         the share, 0 without smoothing, or None if the logits differ too little to tell.
     """
-    chance = logits.double().softmax(1)
+    gradient = gradient.cpu()  # MPS has no float64
+    chance = logits.cpu().double().softmax(1)
     width = chance.shape[1]
     spread = float((width * chance - 1).square().mean().sqrt())
     if spread < max(SPREAD, PRECISE * torch.finfo(gradient.dtype).eps):

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from normscope.forecast.evaluator import same
 from normscope.forecast.smoothing import SCATTER, smoothed_entropy, smoothing_of, smoothing_without_loss
 from normscope.subjects import Batch, Subject, untouched
 from normscope.subjects.stored import Stored, stored
-from normscope.subjects.subject import LossWithoutInput
 from normscope.subjects.targets import hides_targets
 from normscope.train import endless
 
@@ -141,7 +140,7 @@ class KnownEntropy(NamedTuple):
     value: float
     plain: float
     smoothing: float
-    of_batch: LossWithoutInput
+    of_batch: Callable[[Batch], float | None]
     unit: float = 1.0
 
 
@@ -255,8 +254,8 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     place = max(places, key=lambda each: each.ignored)  # only one of the batches may hold padding
     if any(each.unit != 1 for each in places):
         _require_one_unit(subject, place, places)
-    for sample in _samples(subject, place):
-        found = [each for sequences in sample.batches for each in sequences]
+    for batches in _samples(subject, place):
+        found = [row for rows in batches for row in rows]
         if len(found) < GROUPS:
             said = f"the batches hold {len(found)} sequences, and {GROUPS} are needed"
             continue
@@ -271,7 +270,7 @@ def targets_entropy(subject: Subject) -> KnownEntropy:
     counts = np.bincount(np.concatenate(found), minlength=place.width)
     value = smoothed_entropy(counts, entropy, share) if share else entropy
     value *= place.factor
-    of_batch = SampledCrossEntropy.of(place, place.unit * value, sample.batches, is_all=sample.is_all)
+    of_batch = SampledCrossEntropy.of(place, place.unit * value, batches)
     return KnownEntropy(value, place.factor * entropy, share, of_batch, place.unit)
 
 
@@ -309,27 +308,20 @@ def mean_cross_entropy(subject: Subject, batch: Batch) -> float | None:
         return None
 
 
-class _Sample(NamedTuple):
-    """The sequences of targets in each of some batches, and whether there are no other batches."""
-
-    batches: list[list[np.ndarray]]
-    is_all: bool
-
-
-def _samples(subject: Subject, place: Stored) -> Iterator[_Sample]:
-    """The targets of the first batches, for each of `NUMBERS_OF_BATCHES`, then of all."""
+def _samples(subject: Subject, place: Stored) -> Iterator[list[list[np.ndarray]]]:
+    """The sequences of targets in each of the first batches: `NUMBERS_OF_BATCHES` of them, then all."""
     found: list[list[np.ndarray]] = []
-    num, repeats = 0, False
+    num = 0
     for number, batch in enumerate(itertools.islice(endless(subject.batches), NUMBERS_OF_BATCHES[-1])):
-        if repeats := bool(number) and same(batch, subject.batch):
+        if number and same(batch, subject.batch):
             break  # from here on the batches repeat
         if number in NUMBERS_OF_BATCHES:
-            yield _Sample(found, False)
+            yield found
         found.append(place.sequences(batch))
         num += sum(map(len, found[-1]))
         if num >= MOST_TARGETS:
             break
-    yield _Sample(found, repeats)
+    yield found
 
 
 def _rows_of(subject: Subject, batches: Sequence[Batch]) -> Iterator[Rows]:

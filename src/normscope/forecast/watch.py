@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from normscope.anatomy import Anatomy
-from normscope.forecast.batch_baselines import BatchBaselines
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.kept import KeptTrial, kept_trials, side_by_side
-from normscope.forecast.recent import mean_recent, recent_steps
+from normscope.forecast.recent import mean_baseline, mean_recent
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import DEAD, EXTENSION, LONG, TRANSIENT, Decision, decide, last_diversity
 from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
@@ -44,7 +43,6 @@ class WatchedTrial:
         curve: the measurements, the first one before the first step.
         sparse: whether the trial is measured no more often than the rule needs, as in a ladder.
         states: reader of the hidden states, which copies of a model share.
-        baselines: losses without the input of the training batches, which copies share too.
     """
 
     subject: Subject
@@ -54,7 +52,6 @@ class WatchedTrial:
     curve: list[ForecastStep]
     sparse: bool
     states: HiddenStates
-    baselines: BatchBaselines
 
     @property
     def decision(self) -> Decision:
@@ -94,7 +91,7 @@ class WatchedTrial:
                 update_ratio=update_ratio,
                 gradients=gradients if gradients is not None else self._gradients(step),
                 recent_loss=mean_recent(losses, self.config.steps),
-                recent_baseline=self.baselines.mean(step, recent_steps(self.config.steps)),
+                recent_baseline=mean_baseline(self.subject, self.config, step),
                 batch_entropy=self._entropy_of(step - 1) if step else None,
                 largest_loss=_largest(losses),
                 largest_gradient=_largest(self._known(norms, losses)),
@@ -196,18 +193,16 @@ def train_copies(
                 return None
             if not subject.model.training:
                 models[-1].train()
-        baselines = BatchBaselines(subject.without_input, configs[0].accumulation)
-        baselines.join(before.baselines for before in earlier if before is not None)
-        trials = side_by_side(subject, models, configs, earlier, baselines)
+        trials = side_by_side(subject, models, configs, earlier)
         states = HiddenStates(anatomy)
         watches = []
         for model, config, curve, before in zip(models, configs, curves, earlier, strict=True):
-            curve.extend(before.measurements(config.steps) if before else ())
-            watches.append(WatchedTrial(subject, anatomy, model, config, curve, sparse, states, baselines))
+            curve.extend(before.measurements(subject, config) if before else ())
+            watches.append(WatchedTrial(subject, anatomy, model, config, curve, sparse, states))
         measure_at = measured_steps(configs[0].steps, sparse)
         decisions = _watched(trials, watches, measure_at, checkpoint, progress, brief)
         if kept is not None and models[0] is not subject.model:
-            kept |= kept_trials(trials, curves, baselines)
+            kept |= kept_trials(trials, curves)
         return decisions
 
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from normscope.asked import MOST_CELLS
 from normscope.errors import UsageError
 from normscope.maps.cell import Cell
 from normscope.nn import MODELS
 from normscope.nn.models import config_of
+from normscope.option_values import MOST_CELLS
 from normscope.subjects.spec import Spec, parse
 from normscope.train import RunConfig
 

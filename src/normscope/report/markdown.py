@@ -116,7 +116,8 @@ def _run(report: Report) -> Iterator[tuple[str, str]]:
         yield "stack", _stack(stack, report)
     if (more := len(report.anatomy.stacks) - MOST_STACKS) > 0:
         yield "stack", f"and {more} more"
-    yield "input", "; ".join((report.input, *report.notes))
+    notes = [note for note in report.notes if note != report.cut_short]  # said above
+    yield "input", "; ".join((report.input, *notes))
     if report.recipe is not None:
         yield "recipe", recipe_in_words(report.recipe)
     if words := next_step_in_words(report.measurements):

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normscope.anatomy import Branch, Stack
-from normscope.asked import LADDER_STEPS
 from normscope.forecast import Forecast, LadderForecast
 from normscope.forecast.rule import FIXED
+from normscope.option_values import LADDER_STEPS
 from normscope.probes import Measurements
 from normscope.probes.next_step import NO_LOSS
 from normscope.rules import figure

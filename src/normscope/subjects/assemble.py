@@ -28,7 +28,7 @@ from normscope.subjects.subject import (
     call_model,
 )
 from normscope.subjects.untouched import untouched
-from normscope.subjects.without_input import CrossEntropyOfCounts
+from normscope.subjects.without_input import of_counts
 
 _LENGTHS = tuple(2**power for power in range(4, 21))
 _SHORTEST_CONTEXT = 8
@@ -82,7 +82,7 @@ def assemble(model: nn.Module, feed: Feed, *, seed: int, spec: str) -> Subject:
         notes=feed.notes,
         validation=feed.validation,
         has_own_batches=feed.is_given,
-        without_input=None if feed.counts is None else CrossEntropyOfCounts(feed.counts),
+        without_input=None if feed.counts is None else of_counts(feed.counts),
     )
     if feed.validation is not None:
         next(feed.validation())  # a part too short for one sequence fails now, not during training

@@ -94,12 +94,13 @@ def fed_time_first(subject: Subject) -> bool:
         return batch.T.contiguous()
 
     subject.batches, subject.batch = mapped(transposed, subject.batches), transposed(subject.batch)
+    subject.without_input = None  # it reads targets with the sequence first
     subject.notes = (*subject.notes, TIME_FIRST)
     return True
 
 
 def without_loss(subject: Subject, why: str) -> Subject:
     """Remove the loss of `subject` and note the reason."""
-    subject.loss_fn, subject.unigram_entropy = None, None
+    subject.loss_fn = subject.unigram_entropy = subject.without_input = None
     subject.notes = (*subject.notes, f"no loss: {why}")
     return subject

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from normscope.subjects.own_run import Run
+
+if TYPE_CHECKING:
+    from normscope.subjects.without_input import LossesWithoutInput
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """A tensor, a tuple of positional arguments, or a mapping of keyword arguments of the model's forward.
@@ -52,11 +55,6 @@ class Baseline(NamedTuple):
         return (loss - self.loss) / self.unit
 
 
-LossWithoutInput = Callable[[int, Batch], float | None]
-"""`(number, batch)` gives the loss of the batch of this number, from 0, for the best output that ignores the
-input; None if it is unknown. Its mean over all data is the baseline; batches differ from it."""
-
-
 class Batches(Protocol):
     """Source of batches: each call gives the same endless sequence of them."""
 
@@ -83,7 +81,7 @@ class Subject:
             the best loss of a model that ignores its input; None if targets are random or not ids.
         best_constant: loss of the best constant output, the same for a loss that is no cross-entropy; None if
             it is unknown.
-        without_input: loss to beat of a single batch, None if it is unknown.
+        without_input: the baseline on each batch of `batches`, from which they differ; None if it is unknown.
         loss_unit: number of times that the loss is the mean cross-entropy of its targets; for a sum, their
             number.
         notes: remarks for the reader of the report ("a single batch is repeated").
@@ -105,7 +103,7 @@ class Subject:
     run: Run | None = None
     has_own_batches: bool = False
     best_constant: float | None = None
-    without_input: LossWithoutInput | None = None
+    without_input: "LossesWithoutInput | None" = None
     loss_unit: float = 1.0
 
     @property

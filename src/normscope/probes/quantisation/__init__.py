@@ -23,7 +23,7 @@ On the fixed batch, in eval mode. Rounding is torchao's, see `rounding`.
 from collections.abc import Iterable, Iterator, Sequence
 
 from normscope.anatomy import Anatomy
-from normscope.asked import FORMATS, parse_formats
+from normscope.option_values import FORMATS, parse_formats
 from normscope.probes.measurement import Measurement
 from normscope.probes.quantisation.alone import alone_rows, find_estimates
 from normscope.probes.quantisation.counterpart import counterpart_rows

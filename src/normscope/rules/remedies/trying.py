@@ -286,7 +286,7 @@ class _Tries:
             self.attempts.append(self.attempt(names, self.config, words, number, len(plan)))
         self.hold()
         if self.may_run_whole:
-            self.to_the_end(most_whole)
+            self.to_the_end(plan, most_whole)
 
     def hold(self) -> None:
         """Try the first-ranked attempts over a longer trial, one after another until one has learnt.
@@ -304,11 +304,12 @@ class _Tries:
                 return
             self.again(best, far, f"{best.name}, longer", number, MOST_LONGER)
 
-    def to_the_end(self, most: int) -> None:
-        """Try the first-ranked open attempts over a whole run, at most `most`, until one has learnt."""
+    def to_the_end(self, plan: Sequence[tuple[str, ...]], most: int) -> None:
+        """Try the first-ranked open attempts of `plan` over whole runs, at most `most`, until one learns."""
         whole = dataclasses.replace(self.config, steps=max(LONGER * self.config.steps, CRITERION_STEPS))
         for number in range(most):
-            tried = [each for each in ranked(self.attempts) if not each.is_whole and each.is_open]
+            ours = [each for each in ranked(self.attempts) if each.names in plan]
+            tried = [each for each in ours if not each.is_whole and each.is_open]
             if not tried or any(each.longer and each.has_learnt for each in self.attempts):
                 return
             self.again(tried[0], whole, f"{tried[0].name}, a whole run", number, most)
