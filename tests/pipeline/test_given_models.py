@@ -53,3 +53,12 @@ def test_a_class_is_to_be_built_first(call: str) -> None:
 def test_of_a_subject_the_module_is_given(call: str) -> None:
     with pytest.raises(UsageError, match=r"a model of type Subject.*the attribute model"):
         CALLS[call](normscope.load(MODEL))
+
+
+def test_a_factory_or_what_it_makes_names_the_call_that_takes_it() -> None:
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Linear(2, 2), torch.zeros(1, 2)
+
+    for given in (build, build()):
+        with pytest.raises(UsageError, match=r"check takes all of it, as check\(\*build\(\)\)"):
+            normscope.check(given)  # type: ignore[arg-type]

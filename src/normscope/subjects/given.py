@@ -33,4 +33,8 @@ def _what_to_do(model: Any) -> str:
         return f"give an instance of it: {model.__name__}(…)"
     if isinstance(model, dict):
         return "build the model, load the state dict into it, and give the module"
+    if isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+        return "give its first part, the module; check takes all of it, as check(*build())"
+    if callable(model):
+        return "call it and give the module that it makes; check takes all of it, as check(*build())"
     return "give the module itself"
