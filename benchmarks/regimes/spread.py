@@ -44,7 +44,7 @@ def margin_of(case: Case, run: Record) -> float:
 
 
 def sure_at_edge(case: Case, runs: Sequence[Record]) -> list[bool]:
-    """Of a cell at the edge: whether a run with another seed would be sure of it; of others nothing."""
+    """Whether a run with another seed would be sure of a cell that is at the edge; nothing of others."""
     if len({run["trains"] for run in runs}) < 2:
         return []
     said = certainty(margin_of(case, next(run for run in runs if run["replica"] == 1)), SPREAD)
