@@ -8,7 +8,7 @@ import pytest
 import normscope
 
 ROOMS = [
-    *("errors", "asked", "atomic", "database", "checks", "interrupts", "timing", "collecting"),
+    *("errors", "option_values", "atomic", "database", "checks", "interrupts", "timing", "collecting"),
     *("schemas", "notebook", "doctor", "starter", "completion"),
     *("linalg", "kernels", "nn", "subjects", "anatomy"),
     "fusing",
