@@ -71,9 +71,10 @@ def train_all(configs):
 
 
 losses = dict(zip(RUNS, train_all(RUNS.values()), strict=True))
+limit = entropy - 0.05  # nearer to the criterion, the machine's rounding decides
 for name, run in losses.items():
-    print(f"{name:30} {last_loss(run):.2f}  {'trains' if trains(run, entropy) else 'plateau'}")
-saved = {name for name, run in losses.items() if trains(run, entropy)}
+    print(f"{name:30} {last_loss(run):.2f}  {'trains' if trains(run, limit) else 'plateau'}")
+saved = {name for name, run in losses.items() if trains(run, limit)}
 assert saved == {"200 steps of warm-up", "weights N(0, 0.02²)", "output bias = log frequencies"}
 
 # ## A failed run
