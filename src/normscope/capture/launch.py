@@ -226,9 +226,11 @@ class _Script:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(POLL_SECONDS)
             if self.process.returncode is not None:
-                if self.folder.has("done") or not self._is_followed():  # a script may go to the background
-                    break
+                followed = self._is_followed()  # a script may go to the background
                 time.sleep(POLL_SECONDS)
+                # A look misses a process whose parent ends meanwhile.
+                if self.folder.has("done") or not (followed or self._is_followed()):
+                    break
             words = self.folder.facts().get("progress", "")
             is_due = time.monotonic() > due or words.partition(", step ")[0] != stage
             if words and words != said and is_due:
