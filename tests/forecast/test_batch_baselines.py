@@ -250,3 +250,15 @@ def test_measurements_are_compared_in_one_way(half_own: float | None) -> None:
         assert "of these batches" not in unknown.reason
         mixed = decide(whole(2.0, 1.85, 2.0, None), Baseline(2.0))
         assert mixed == decide(whole(2.0, 1.85, None, None), Baseline(2.0))
+
+
+def test_no_batch_takes_more_out_of_the_sample_than_it_holds() -> None:
+    """A label of a class is a sequence of one id: a batch may hold a rare one more often than the sample."""
+    place = Stored(0, 0, -100)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        few = 2 + int(torch.randint(6, (1,), generator=generator))
+        sample = torch.randint(few, (5, 4), generator=generator)
+        found = SampledCrossEntropy.of(place, 1.0, [place.sequences(labels) for labels in sample])
+        for labels in (*sample, torch.full((4,), few - 1), torch.randint(few + 2, (9,), generator=generator)):
+            assert math.isfinite(found(labels))

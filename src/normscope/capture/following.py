@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import time
@@ -22,6 +21,7 @@ from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
 from normscope.capture.counting import Counting
 from normscope.capture.folder import Folder, Settings
+from normscope.capture.script_baseline import ScriptBaseline
 from normscope.capture.start import Start
 from normscope.forecast import (
     Forecast,
@@ -30,12 +30,11 @@ from normscope.forecast import (
     forecast_measurements,
     mean_cross_entropy,
     rates_around,
-    with_baseline,
 )
 from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
-from normscope.forecast.recent import mean_recent, recent_steps
+from normscope.forecast.recent import mean_recent
 from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.option_values import LADDER_STEPS, parse_formats
@@ -84,15 +83,12 @@ class Following(Counting):
         self.kept = Forwards()
         self.start = Start()
         self.curve: list[ForecastStep] = []
-        self._num_recent: dict[int, int] = {}  # losses in the mean of the measurement after each step
         self.losses: list[float] = []
-        self._num_forwards: list[int] = []  # of each of these losses
         self.rates: list[tuple[float, ...]] = []
         self.followed = settings.followed
         self.diverged_at: int | None = None
         self._notes = list(notes)
-        self._baseline_notes: tuple[str, ...] = ()
-        self._baseline_of = 0  # batches in which it was sought
+        self.baseline = ScriptBaseline()
         self._is_over = False  # the steps of the script
         self._only_losses = SHARDED if any(isinstance(p, DTensor) for p in run.model.parameters()) else ""
         self._check: Check | None = None
@@ -127,7 +123,7 @@ class Following(Counting):
             with self._apart():
                 self._check = self._started(forwards[0])
         self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards))
-        self._num_forwards.append(len(forwards))
+        self.baseline.num_forwards.append(len(forwards))
         self.rates.append(tuple(float(group["lr"]) for group in self._groups))
         if self._is_measured(self.step + 1) and not self._only_losses:
             with self._apart():
@@ -145,7 +141,8 @@ class Following(Counting):
         first = dict(cast(Mapping[str, Any], next(self.kept())))
         first.pop(LOSS_INPUTS)
         forward = Forward(self.model, first, loss, None)
-        self.kept, self.curve, self._baseline_of = Forwards(), [], 0
+        self.kept, self.curve, self.baseline = Forwards(), [], ScriptBaseline()
+        self.baseline.num_forwards.append(1)
         with self._apart():  # what was measured is that of a part of the loss
             self.kept.add(forward)
             self._first_loss = self.losses[0]
@@ -157,8 +154,7 @@ class Following(Counting):
         self._num_skipped += skipped == 1
         self._num_partly_skipped += 0 < skipped < 1
         if is_skipped and not math.isfinite(self._last_loss):
-            self.losses.pop()
-            self._num_forwards.pop()  # its step was not taken, and the next ones are judged without it
+            self.losses.pop()  # its step was not taken, and the next ones are judged without it
         is_over = self.diverged_at is None and not math.isfinite(self._last_loss) and not is_skipped
         is_measured = self._is_measured(self.step)
         if is_over:
@@ -214,7 +210,7 @@ class Following(Counting):
             if self._judged_at != self.step:
                 self._judge()
             assert check.forecast is not None
-            check.notes.extend(self._baseline_notes)
+            check.notes.extend(self.baseline.notes)
             check.cut_short = self._ended if self._is_short or self.ended else ""
             for count, part in ((self._num_skipped, ""), (self._num_partly_skipped, "some optimizers in ")):
                 if count:
@@ -271,7 +267,7 @@ class Following(Counting):
         check, self._judged_at, self._of_copy = self.check, self.step, None
         if not self._only_losses:
             self._find_baseline()
-            self._enter_baselines()
+            self.curve = self.baseline.entered(self.curve, self.losses, check.subject, self.kept)
         check.forecast, check.config = self._forecast(self._ended), self._recipe()
         if self.diverged_at is not None:
             return
@@ -287,32 +283,10 @@ class Following(Counting):
             check.forecast = self._of_copy
 
     def _find_baseline(self) -> None:
-        """Find the loss to beat in the batches so far, with the first weights: the last ones may be NaN."""
-        if self._baseline_of == len(self.kept):
-            return
-        self._baseline_of = len(self.kept)
-        check, model = self.check, self.model if self.start.model is None else self.start.model
-        unknown = dataclasses.replace(
-            check.subject, model=model, unigram_entropy=None, best_constant=None, without_input=None
-        )
+        """Find the loss to beat in the batches so far."""
+        check, first = self.check, self.model if self.start.model is None else self.start.model
         with timed(check.cost, "targets"):
-            # All batches are those of the script's own steps.
-            found, self._baseline_notes = with_baseline(unknown, taken=len(self.kept))
-        check.subject = dataclasses.replace(found, model=self.model)
-
-    def _enter_baselines(self) -> None:
-        """Enter the loss to beat of the batches of each mean loss, if all batches of all steps are kept."""
-        parts, known = self._num_forwards[0], self.check.subject.without_input
-        is_whole = set(self._num_forwards) == {parts} and len(self.kept) == parts * len(self.losses)
-        if known is None or not is_whole or self._num_skipped:
-            return
-        for number, batch in enumerate(itertools.islice(self.kept(), len(self.kept))):
-            known.enter(number, batch)
-        nums = self._num_recent
-        self.curve = [
-            dataclasses.replace(each, recent_baseline=known.mean(each.step, nums[each.step], parts))
-            for each in self.curve
-        ]
+            check.subject = self.baseline.found(check.subject, first, self.kept)
 
     def _recipe_of_copies(self) -> Recipe:
         return self.start.recipe(self.run, self.rates, self.settings.steps)
@@ -480,7 +454,7 @@ class Following(Counting):
     def _measure(self, num_steps: int | None = None) -> None:
         """Measure the model, in a trial of so many steps; None takes `_num_steps`."""
         num_steps = num_steps or self._num_steps
-        self._num_recent[self.step] = recent_steps(num_steps)
+        self.baseline.measured(self.step, num_steps)
         ratio = self._ratio.after() if self._ratio is not None else None
         self._ratio = None
         diversity: dict[str, float] = {}

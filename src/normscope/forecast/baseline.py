@@ -73,10 +73,7 @@ def best_constant(subject: Subject) -> BestConstant:
     shapes = _shapes(subject.batch)
 
     def of_batch(batch: Batch) -> float | None:
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-        ):  # a trial has its own
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # the loss may draw; the trial draws on
             return float(at(constant, batch)) if _shapes(batch) == shapes else None
 
     return BestConstant(value, of_batch)

@@ -6,7 +6,8 @@ easier than a batch that is not in the sample. What rare ids add to every batch 
 Shapes: N targets, V ids of the sample.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +27,14 @@ class SampledCrossEntropy:
         place: place of the targets in a batch.
         value: the same of all data, by the loss's factor and unit.
         counts: occurrences of each id in the sample (V,).
-        sequences: hashes of the sample's sequences.
+        sequences: number of times that each sequence is in the sample, by its hash.
         mean: mean cross-entropy of the sample's batches, each under the frequencies of the others.
     """
 
     place: Stored
     value: float
     counts: np.ndarray
-    sequences: frozenset[int]
+    sequences: Counter[int]
     mean: float = 0.0
 
     @classmethod
@@ -43,7 +44,7 @@ class SampledCrossEntropy:
         """The cross-entropy from the targets of some batches, in sequences."""
         batches = [each for each in batches if each]
         sequences = [row for rows in batches for row in rows]
-        hashes = frozenset(hash(row.tobytes()) for row in sequences)
+        hashes = Counter(hash(row.tobytes()) for row in sequences)
         bare = cls(place, value, np.bincount(np.concatenate(sequences)), hashes)
         sizes = [sum(map(len, each)) for each in batches]
         mean = float(np.average([bare._under(each) for each in batches], weights=sizes))
@@ -56,11 +57,19 @@ class SampledCrossEntropy:
             return None
         return self.value + self.place.factor * self.place.unit * (self._under(sequences) - self.mean)
 
+    def _in_sample(self, sequences: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Those of the sequences that are in the sample, each as often as it is there, at most."""
+        seen: Counter[int] = Counter()
+        for row in sequences:
+            seen[key := hash(row.tobytes())] += 1
+            if seen[key] <= self.sequences[key]:
+                yield row
+
     def _under(self, sequences: Sequence[np.ndarray]) -> float:
         """Mean cross-entropy of sequences under the frequencies of the sample without them."""
         size = len(self.counts) + 1  # one for all ids that the sample has not met
         known = np.minimum(np.concatenate(sequences), size - 1)
-        own = [row for row in sequences if hash(row.tobytes()) in self.sequences]
+        own = list(self._in_sample(sequences))
         counted = np.concatenate(own) if own else known[:0]
         left = np.append(self.counts, 0) - np.bincount(counted, minlength=size)
         shares = (left[known] + UNSEEN) / (left.sum() + UNSEEN * size)

@@ -51,9 +51,7 @@ def best_rate(rungs: Sequence[Forecast], refined: int = 0) -> BestRate:
         others = any(not rung.failed for rung in rungs if rung is not ends[0][0])
         only = "the only rate whose longer trial" if others else "the only tested rate that"
         near = f"test others near it: {rates_on(ends[0][0].lr / 10**0.5)}"
-        return BestRate(
-            ends[0][0].lr, None, None, f"{only} does not fail{open_}; test others near it: {near}"
-        )
+        return BestRate(ends[0][0].lr, None, None, f"{only} does not fail{open_}; {near}")
     rates, losses = [math.log2(rung.lr) for rung, _ in ends], [end for _, end in ends]
     rate = lowest(rates, losses)
     low, high = _as_good(rates, losses, ends[0][0].curve[0].loss)

@@ -119,8 +119,7 @@ def _by_trial(
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
     if has_learnt(last, baseline):
-        to_beat = beaten(last, baseline, name) if last.step > LONG else f"{name}, {baseline.loss:.3g}"
-        said = f"{_last_loss(last)} is under the {to_beat}"
+        said = _learnt_in_words(last, baseline, name)
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
         return _by_loss(curve, Baseline(None) if hidden == "random" else baseline, margins, name)
@@ -195,10 +194,8 @@ def has_learnt(last: ForecastStep, baseline: Baseline) -> bool:
     if baseline.loss is None:
         return False
     mean = [] if last.recent_loss is None else [above(last, baseline)]
-    if last.step > LONG and mean:
-        return mean[0] < -LEARNT
     singles = [baseline.above(loss) for loss in (last.loss, last.train_loss) if loss is not None]
-    return max(singles + mean) < -LEARNT
+    return max(mean if long_mean(last) is not None else singles + mean) < -LEARNT
 
 
 def own_baseline(each: ForecastStep, baseline: Baseline) -> Baseline:
@@ -253,7 +250,7 @@ def _margins(
         elif seen and last_diversity(curve[-1]) < PARTED:
             margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
     if not tokens and "pull" in margins and baseline.loss is not None:
-        if _long_mean(curve) is not None:  # by then the loss itself says whether batches agree
+        if long_mean(curve[-1]) is not None:  # by then the loss itself says whether batches agree
             margins["pull"] = _is_under(above(curve[-1], baseline))
         if ahead is not None:  # who has learnt shows that the batches agree after all
             margins["pull"] = max(margins["pull"], _is_under(baseline.above(ahead)))
@@ -273,9 +270,9 @@ def _is_under(above: float) -> float:
     return (-above - HELD) / (2 * HELD)
 
 
-def _long_mean(curve: Sequence[ForecastStep]) -> float | None:
+def long_mean(last: ForecastStep) -> float | None:
     """The mean loss at the end of a long trial; None of a shorter one, whose ten losses say less."""
-    return curve[-1].recent_loss if curve[-1].step > LONG else None
+    return last.recent_loss if last.step > LONG else None
 
 
 def life(curve: Sequence[ForecastStep]) -> float:
@@ -413,7 +410,7 @@ def _by_agreement(
     score = max(WORST, min(margin for kind, margin in margins.items() if kind != "life"))
     mean = mean_pull(curve)
     scores = f"(pull {mean:.2f}, {SHARED:g} needed)"
-    own, to_beat = _long_mean(curve), beaten(last, baseline, name)
+    own, to_beat = long_mean(last), beaten(last, baseline, name)
     if margins["pull"] < 0:
         said = f"the loss {FIXED} is {last.loss:.3g} after {last.step} steps, "
         said += "and batches do not agree on what to learn "
@@ -457,11 +454,12 @@ def _hardly_differ(last: ForecastStep) -> bool:
     return bool(last.diversity) and last_diversity(last) < PARTED
 
 
-def _last_loss(last: ForecastStep) -> str:
-    """The loss that `has_learnt` compares, in words."""
-    if last.step > LONG and last.recent_loss is not None:
-        return f"the mean loss of the last batches, {last.recent_loss:.3g},"
-    return f"the loss {FIXED}, {last.loss:.3g},"
+def _learnt_in_words(last: ForecastStep, baseline: Baseline, name: str) -> str:
+    """The loss that shows that a run has learnt, and the one that it is under."""
+    mean = long_mean(last)
+    if mean is None:
+        return f"the loss {FIXED}, {last.loss:.3g}, is under the {name}, {baseline.loss:.3g}"
+    return f"the mean loss of the last batches, {mean:.3g}, is under the {beaten(last, baseline, name)}"
 
 
 def _figures(curve: Sequence[ForecastStep]) -> str:

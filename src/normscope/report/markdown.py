@@ -116,8 +116,7 @@ def _run(report: Report) -> Iterator[tuple[str, str]]:
         yield "stack", _stack(stack, report)
     if (more := len(report.anatomy.stacks) - MOST_STACKS) > 0:
         yield "stack", f"and {more} more"
-    notes = [note for note in report.notes if note != report.cut_short]  # said above
-    yield "input", "; ".join((report.input, *notes))
+    yield "input", "; ".join((report.input, *report.other_notes))
     if report.recipe is not None:
         yield "recipe", recipe_in_words(report.recipe)
     if words := next_step_in_words(report.measurements):

@@ -48,8 +48,7 @@ def _finding(finding: Finding) -> tuple[str, ...]:
 
 
 def _foot(report: Report) -> list[Html]:
-    notes = [note for note in report.notes if note != report.cut_short]  # said above
-    said = [f"input: {'; '.join((report.input, *notes))}", f"cost: {cost_in_words(report.cost)}"]
+    said = [f"input: {'; '.join((report.input, *report.other_notes))}", f"cost: {cost_in_words(report.cost)}"]
     if report.forecast is not None:
         said.insert(0, f"trial: {forecast_in_words(report.forecast)}")
     return [line(words, soft=True) for words in said]

@@ -61,6 +61,11 @@ class Report:
     cut_short: str = ""
     schema: str = SCHEMA
 
+    @property
+    def other_notes(self) -> list[str]:
+        """The notes without `cut_short`, which stands in the first lines of a report."""
+        return [note for note in self.notes if note != self.cut_short]
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data that strict JSON can hold; the notes also come after `input`.
 

@@ -119,9 +119,8 @@ def _parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield labelled("trial", forecast_in_words(report.forecast) + reason)
         if words := too_early_in_words(report.forecast, report.ladder):
             yield indented(Text(words))
-    for note in report.notes:
-        if note != report.cut_short:
-            yield labelled("note", note)
+    for note in report.other_notes:
+        yield labelled("note", note)
     yield labelled("cost", cost_in_words(report.cost))
     if report.budget:
         yield labelled("budget", budget_in_words(report.budget))

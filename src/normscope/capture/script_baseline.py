@@ -1,0 +1,65 @@
+"""The loss to beat of a script's run, in the batches that are kept of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import nn
+
+from normscope.forecast import ForecastStep, with_baseline
+from normscope.forecast.recent import recent_steps
+from normscope.recording.calls import Forwards
+from normscope.subjects import Subject
+
+
+class ScriptBaseline:
+    """The loss to beat, and its mean on the batches of each mean loss that was measured.
+
+    Attributes:
+        notes: sentences for the report.
+        num_forwards: forwards of each step.
+    """
+
+    def __init__(self) -> None:
+        self.notes: tuple[str, ...] = ()
+        self.num_forwards: list[int] = []
+        self._num_searched = 0
+        self._num_losses: dict[int, int] = {}
+
+    def found(self, subject: Subject, first: nn.Module, kept: Forwards) -> Subject:
+        """The subject with the loss to beat, which is sought once in the same batches.
+
+        Args:
+            first: the model with its first weights: the last ones may be NaN.
+        """
+        if self._num_searched == len(kept):
+            return subject
+        self._num_searched = len(kept)
+        unknown = dataclasses.replace(
+            subject, model=first, unigram_entropy=None, best_constant=None, without_input=None
+        )
+        found, self.notes = with_baseline(unknown, taken=len(kept))  # all are those of its own steps
+        return dataclasses.replace(found, model=subject.model)
+
+    def measured(self, step: int, num_steps: int) -> None:
+        """Note that the mean loss was measured after `step` steps, in a trial of `num_steps`."""
+        self._num_losses[step] = recent_steps(num_steps)
+
+    def entered(
+        self, curve: Sequence[ForecastStep], losses: Sequence[float], subject: Subject, kept: Forwards
+    ) -> list[ForecastStep]:
+        """The measurements with the loss to beat of the batches of each mean loss, where it is known.
+
+        It is unknown if a batch was not kept, a loss does not count, or steps differ in their forwards.
+        """
+        known, parts = subject.without_input, self.num_forwards[0]
+        is_even = set(self.num_forwards) == {parts} and len(self.num_forwards) == len(losses)
+        if known is None or not is_even or len(kept) != parts * len(losses):
+            return list(curve)
+        for number, batch in zip(range(len(kept)), kept(), strict=False):
+            known.enter(number, batch)
+        return [
+            dataclasses.replace(
+                each, recent_baseline=known.mean(each.step, self._num_losses[each.step], parts)
+            )
+            for each in curve
+        ]
