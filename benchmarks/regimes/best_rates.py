@@ -1,6 +1,6 @@
 """Score the learning rate to use against the runs that were trained.
 
-    python -m benchmarks.regimes.best_rates TRUTH FORECASTS [--replicas N]
+    python -m benchmarks.regimes.best_rates TRUTH FORECASTS [--replicas N] [--part PART …]
 
 The best rate of a replica is that of its lowest loss at the end. A rate that is named is right within a
 factor of two of the best rates of the replicas, or between them. The excess is the replicas' mean loss at the
@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.process import records_of, wilson
-from benchmarks.regimes.case import STEPS
-from benchmarks.regimes.judged import forecast_of
+from benchmarks.regimes.case import PARTS, STEPS
+from benchmarks.regimes.judged import forecast_of, of_parts
 from benchmarks.regimes.scores import Scored, ladders
 from benchmarks.regimes.truth import REPLICAS
 from normscope.forecast import BestRate, Forecast
@@ -145,8 +145,9 @@ def main() -> None:
     parser.add_argument("truth", type=Path)
     parser.add_argument("forecasts", type=Path)
     parser.add_argument("--replicas", type=int, default=REPLICAS, help="fewest trained runs of a cell")
+    parser.add_argument("--part", choices=PARTS, action="append", default=[])
     options = parser.parse_args()
-    truth, forecasts = records_of(options.truth), records_of(options.forecasts)
+    truth, forecasts = records_of(options.truth), of_parts(records_of(options.forecasts), options.part)
     found, incomplete = ladders(truth, forecasts, options.replicas)
     print(table([named(ladder) for ladder in found]))
     print("\n".join(f"not all replicas were trained: {name}" for name in incomplete))

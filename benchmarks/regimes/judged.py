@@ -12,6 +12,12 @@ from normscope.forecast.ladder import compared, judged_again
 from normscope.forecast.largest_rate import with_doubt
 from normscope.forecast.record import Forecast, ForecastStep
 
+
+def of_parts(records: Sequence[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
+    """The forecasts of ladders of these parts; of all without any."""
+    return [record for record in records if not parts or record["part"] in parts]
+
+
 _HIDDEN = {True: "mask", False: ""}
 """Value of `Forecast.hidden` for each value in older records."""
 _STEPS = tuple(ForecastStep.__dataclass_fields__)

@@ -1,6 +1,6 @@
 """Score the forecasts of the regimes against the runs that were trained.
 
-    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells] [--again] [--replicas N]
+    python -m benchmarks.regimes.scores TRUTH FORECASTS [--cells] [--again] [--replicas N] [--part PART …]
 
 A cell is one ladder at one learning rate. It trained if all three of its replicas trained, and failed if none
 did. The others are at the edge: whether they train hangs on the seed or on rounding, and no forecast of them
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import EVERY, records_of, wilson
-from benchmarks.regimes.judged import judge
+from benchmarks.regimes.case import PARTS
+from benchmarks.regimes.judged import judge, of_parts
 from benchmarks.regimes.truth import REPLICAS
 from normscope.forecast.record import SURE
 
@@ -237,8 +238,9 @@ def main() -> None:
         "--again", action="store_true", help="judge the measurements by the rule as it is now"
     )
     parser.add_argument("--replicas", type=int, default=REPLICAS, help="fewest trained runs of a cell")
+    parser.add_argument("--part", choices=PARTS, action="append", default=[])
     options = parser.parse_args()
-    forecasts = records_of(options.forecasts)
+    forecasts = of_parts(records_of(options.forecasts), options.part)
     if options.again:
         forecasts = judge(forecasts)
     found, incomplete = ladders(records_of(options.truth), forecasts, options.replicas)
