@@ -58,7 +58,7 @@ class SampledCrossEntropy:
         return self.value + self.place.factor * self.place.unit * (self._under(sequences) - self.mean)
 
     def _in_sample(self, sequences: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-        """Those of the sequences that are in the sample, each as often as it is there, at most."""
+        """The sequences that are in the sample too, each as often as it is there, at most."""
         seen: Counter[int] = Counter()
         for row in sequences:
             seen[key := hash(row.tobytes())] += 1
