@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_best_constant import Series, loss_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -147,8 +148,7 @@ def test_of_normscopes_data_the_mean_over_batches_is_the_entropy(spec: str) -> N
     assert np.std(found) > 0
 
 
-def squared(output: Tensor, batch: Any) -> Tensor:
-    return F.mse_loss(output, batch[LOSS_INPUTS][0])
+squared = loss_of(F.mse_loss)
 
 
 def bursts() -> Iterator[dict[str, Any]]:
@@ -157,28 +157,16 @@ def bursts() -> Iterator[dict[str, Any]]:
     for number in itertools.count():
         size = 2.0 if number // 20 % 2 else 1.0
         targets = 3 + size * torch.randn(8, 6, 2, generator=generator)
-        yield {"x": torch.randn(8, 6, 2, generator=generator), LOSS_INPUTS: (targets,)}
-
-
-class Mapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
-        self.enter, self.leave = nn.Linear(2, 8), nn.Linear(8, 2)
-        self.stack = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.leave(self.stack(self.enter(x)))
+        yield {"x": torch.randn(8, 6, 3, generator=generator), LOSS_INPUTS: (targets,)}
 
 
 def test_the_loss_of_the_best_constant_is_that_of_each_batch() -> None:
-    found = best_constant(make_subject(Mapped(), bursts(), squared))
+    found = best_constant(make_subject(Series(), bursts(), squared))
     each = [found.of_batch(batch) for batch in itertools.islice(bursts(), 256)]
     assert np.mean(each) == pytest.approx(found.value, rel=1e-5)
     for value, batch in zip(each, bursts(), strict=False):
         assert value == pytest.approx(float((batch[LOSS_INPUTS][0] - 3).square().mean()), rel=0.05)
-    other = {"x": torch.zeros(4, 6, 2), LOSS_INPUTS: (torch.zeros(4, 6, 2),)}
+    other = {"x": torch.zeros(4, 6, 3), LOSS_INPUTS: (torch.zeros(4, 6, 2),)}
     assert found.of_batch(other) is None, "of another shape"
 
 
@@ -213,7 +201,7 @@ def test_a_batch_without_any_loss_to_beat_is_compared_with_all_data() -> None:
 
 
 def test_a_forecast_measures_the_loss_to_beat_of_its_own_batches() -> None:
-    subject, _ = with_baseline(make_subject(Mapped(), bursts(), squared))
+    subject, _ = with_baseline(make_subject(Series(), bursts(), squared))
     for parts in (1, 2):
         recipe = Recipe(lr=1e-9, steps=40, accumulation=parts)
         found = forecast(subject, read_anatomy(subject), recipe)

@@ -648,7 +648,7 @@ def test_only_decoupled_decay_is_judged(make: Callable[..., torch.optim.Optimize
         (partial(torch.optim.SGD, lr=1e-2, weight_decay=0.01), True),  # its steps may be as small
     ],
 )
-def test_a_decay_that_a_step_undoes_is_not_judged(
+def test_a_decay_that_takes_little_is_not_judged(
     make: Callable[..., torch.optim.Optimizer], expected: bool
 ) -> None:
     model = Model()
