@@ -5,9 +5,9 @@ measures between steps; `evaluator` takes one measurement, in eval mode on a fix
 diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `divergence` how
 likely the run is to diverge, for a refined ladder with a `range_test`. `stopping` ends trials that are
 decided. `best_rate` names the rate to use, `warmup` the warm-up that it needs, `scaling` the rate of a larger
-model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseline`,
-and `batch_entropy` that of one batch. `longer` says which
-longer trials are made. `record` holds the types of the results. The evidence is in docs/forecast-evidence.md.
+model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseline`, and
+`batch_entropy` that of one batch. `longer` says which longer trials are made. `record` holds the types of the
+results. The evidence is in docs/forecast-evidence.md.
 """
 
 from normscope.forecast.baseline import best_constant
