@@ -161,8 +161,8 @@ def ladder_charts(ladder: LadderForecast) -> list[Picture]:
         return []
     unigram = rungs[0].baseline.loss if rungs[0].baseline.is_entropy else None
     losses = [rung.curve[-1].loss for rung in rungs]
-    about = f"Loss of the first batch at the end of each trial, in {_unit(rungs[0])}. "
-    about += "The strip shows each trial's outcome."
+    unit = f", in {_unit(rungs[0])}" if rungs[0].baseline.is_entropy else ""
+    about = f"Loss of the first batch at the end of each trial{unit}. The strip shows each trial's outcome."
     steps = sorted({rung.last_step for rung in rungs})
     if len(steps) > 1:
         about += (
