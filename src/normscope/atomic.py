@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from normscope.errors import UsageError, describe
 
 
@@ -58,6 +56,8 @@ def remove_halves(folder: Path) -> None:
 @contextmanager
 def disk_refusals(what: str, do: str) -> Iterator[None]:
     """Turn errors of the disk (full, read-only or gone) in the block into a UsageError about `what`."""
+    from safetensors import SafetensorError  # here, as `normscope --help` imports this module
+
     try:
         yield
     except (OSError, SafetensorError) as error:

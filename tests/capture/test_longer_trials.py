@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from normscope.capture import folder as folders
-from normscope.capture import following, launch
+from normscope.capture import following, launch, script_baseline
 from normscope.capture.child import Stopped
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.start import Start
@@ -245,12 +245,12 @@ def test_the_loss_to_beat_is_sought_once_in_the_same_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sought: list[int] = []
-    seek = following.with_baseline
+    seek = script_baseline.with_baseline
 
     def counted(subject: Any, taken: int) -> Any:
         sought.append(taken)
         return seek(subject, taken)
 
-    monkeypatch.setattr(following, "with_baseline", counted)
+    monkeypatch.setattr(script_baseline, "with_baseline", counted)
     here.watched("points.py", tmp_path, Settings("points.py", budget="fast"), monkeypatch)
     assert sought == [20]

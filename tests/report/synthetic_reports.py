@@ -3,12 +3,12 @@
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from normscope.anatomy import Anatomy, Block, Branch, Norm, Projection, Site, Stack
 from normscope.forecast import Forecast, ForecastStep
 from normscope.probes import Measurement, Measurements, not_measured
+from normscope.report import Report
 from normscope.rules import Finding, Severity
 
 HOSTILE = "<script>alert(1)</script>\"'&]]></style><img src=x onerror=alert(2)>"
@@ -248,7 +248,7 @@ def report(anatomy: Anatomy, rows: list[Measurement], **other: Any) -> Any:
         "notes": (),
         "cut_short": "",
     }
-    return SimpleNamespace(**fields | {"anatomy": anatomy, "measurements": Measurements(rows)} | other)
+    return Report(**fields | {"anatomy": anatomy, "measurements": Measurements(rows)} | other)
 
 
 def collapse_findings(blocks: tuple[Block, ...]) -> tuple[Finding, ...]:

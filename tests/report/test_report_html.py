@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from html_page import LOADING, Page
 from normscope.anatomy import Anatomy, Site
 from normscope.probes import Measurement, Measurements, not_measured
+from normscope.report import Report
 from normscope.report.figures import charts, scales
 from normscope.report.figures.branches import norm_slots
 from normscope.report.figures.deciding import deciding
@@ -427,30 +428,23 @@ def decided(report: Any) -> Any:
     ],
 )
 def test_the_outcome_of_the_trial_chooses_its_figure(outcome: str, title: str) -> None:
-    report = synthetic.gpt2()
-    report.forecast = replace(report.forecast, outcome=outcome)
-    assert decided(report) == title
+    assert decided(with_outcome(synthetic.gpt2(), outcome)) == title
 
 
 def test_without_a_failing_trial_the_worst_findings_evidence_decides() -> None:
     report = synthetic.deep()
-    report.findings = tuple(replace(each, threshold="Under 0.1.") for each in report.findings)
-    assert decided(report) == "gradient/stream by block"
-    report.findings = report.findings[1:]  # a note decides nothing
-    assert decided(report) == "Loss"
-    report.forecast = None
-    assert decided(report) is None
-    report = synthetic.deep()
-    report.findings = synthetic.deep().findings
-    assert decided(replace_forecast(report, "trains")) == "gradient/stream by block"
-    assert decided(replace_forecast(report, "collapses")) == "Token diversity", (
-        "a trial that fails goes first"
-    )
+    findings = tuple(replace(each, threshold="Under 0.1.") for each in report.findings)
+    assert decided(replace(report, findings=findings)) == "gradient/stream by block"
+    noted = replace(report, findings=findings[1:])  # a note decides nothing
+    assert decided(noted) == "Loss"
+    assert decided(replace(noted, forecast=None)) is None
+    assert decided(with_outcome(report, "trains")) == "gradient/stream by block"
+    assert decided(with_outcome(report, "collapses")) == "Token diversity", "a trial that fails goes first"
 
 
-def replace_forecast(report: Any, outcome: str) -> Any:
-    report.forecast = replace(report.forecast, outcome=outcome)
-    return report
+def with_outcome(report: Report, outcome: Any) -> Report:
+    assert report.forecast is not None
+    return replace(report, forecast=replace(report.forecast, outcome=outcome))
 
 
 def test_identical_blocks_are_folded_with_the_worst_shown() -> None:
@@ -526,15 +520,15 @@ def test_one_note_tells_all_that_the_budget_left_out() -> None:
         not_measured("jacobian/rank", "decoder", why),
         not_measured("jacobian/sigma-min", "h.3", why + "!"),
     ]
-    report.measurements = Measurements([*report.measurements, *dear, not_measured("x/y", "h.1", "no reason")])
-    report.budget = {
+    rows = [*report.measurements, *dear, not_measured("x/y", "h.1", "no reason")]
+    budget = {
         "name": "standard",
         "limit": 640,
         "forwards": 68,
         "parts": {},
         "left_out": {"density": why},
     }
-    html = render_html(report)
+    html = render_html(replace(report, measurements=Measurements(rows), budget=budget))
     gaps = re.findall("<li>(.*?)</li>", html[html.index('<ul class="gaps">') :].split("</ul>")[0], re.DOTALL)
     assert len(gaps) == 3  # of these, the smallest values that the synthetic report has not
     assert "jacobian/rank, jacobian/sigma-min" in gaps[-1]

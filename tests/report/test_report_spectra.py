@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import synthetic_reports as synthetic
@@ -54,14 +55,13 @@ def test_quantiles_by_depth_and_of_the_stack(layout: Layout) -> None:
 
 
 def test_the_page_says_the_budget() -> None:
-    report = synthetic.post_ln()
-    report.budget = {
+    budget = {
         "name": "deep",
         "limit": 4000,
         "forwards": 12.5,
         "parts": {"branches": {"forwards": 12.5, "seconds": 1.0}},
         "left_out": {"density": "no"},
     }
-    words = re.sub("</?span[^>]*>", "", render_html(report))
+    words = re.sub("</?span[^>]*>", "", render_html(replace(synthetic.post_ln(), budget=budget)))
     assert "deep: 12 of 4000 forwards (branches 12)." in words
     assert words.count("--budget deep leaves out: density.<") == 1
