@@ -161,3 +161,11 @@ def test_a_note_does_not_close_an_open_trial() -> None:
     note = Finding("NS504", "eps-small", Severity.NOTE, (), "ε = 1e-12.")
     one = replace(judged("healthy", told("undecided")), findings=(note,))
     assert words(one).startswith("healthy, trial undecided")
+
+
+def test_an_open_trial_names_a_risk_of_divergence() -> None:
+    risky = judged("healthy", told("undecided", divergence=0.99))
+    assert words(risky).startswith("healthy, trial undecided, risk of divergence 0.99")
+    assert "Healthy, trial undecided, risk of divergence 0.99</h1>" in risky.to_html()
+    little = judged("healthy", told("undecided", divergence=0.05))
+    assert words(little).startswith("healthy, trial undecided  ")

@@ -102,7 +102,7 @@ def range_test_in_words(ladder: LadderForecast) -> str:
     if ladder.range_test >= LAST:
         return f"in a range test the loss did not diverge below learning rate {LAST:g}"
     said = f"in a range test the loss diverged at learning rate {ladder.range_test:.2g}"
-    return f"{said}; longer runs can diverge at a tenth of it"
+    return f"{said}; longer runs can diverge at a tenth of it, so the table counts"
 
 
 def ladder_sentences(trial: Forecast | None, ladder: LadderForecast) -> list[str]:

@@ -43,8 +43,8 @@ def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | N
     """The verdict and, where the trial leaves it open, its outcome or probability: "healthy, trial slow".
 
     No finding speaks of a trial that is undecided, slow or not sure, so the verdict alone would read as that
-    of a whole check. A longer trial of the ladder that says that the same run trains counts more than a slow
-    one.
+    of a whole check. An open trial also names a risk of divergence. A longer trial of the ladder that says
+    that the same run trains counts more than a slow one.
     """
     if forecast is None or verdict not in ("healthy", "at risk", "will fail"):
         return verdict
@@ -52,7 +52,8 @@ def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | N
     if forecast.outcome == "slow" and again is not None and again.trains:
         forecast = again
     if verdict != "will fail" and forecast.outcome in ("undecided", "slow", "not measured"):
-        return f"{verdict}, trial {forecast.outcome}"
+        risk = risk_in_words(forecast)
+        return f"{verdict}, trial {forecast.outcome}" + (f", {risk}" if risk else "")
     rests_on_it = forecast.failed if verdict == "will fail" else forecast.outcome == "trains"
     if rests_on_it and forecast.certainty is not None and not forecast.is_sure:
         return f"{verdict}, probability of training {forecast.certainty:.2f}"
