@@ -168,4 +168,4 @@ def test_an_open_trial_names_a_risk_of_divergence() -> None:
     assert words(risky).startswith("healthy, trial undecided, risk of divergence 0.99")
     assert "Healthy, trial undecided, risk of divergence 0.99</h1>" in risky.to_html()
     little = judged("healthy", told("undecided", divergence=0.05))
-    assert words(little).startswith("healthy, trial undecided  ")
+    assert words(little).startswith("healthy, trial undecided hf:gpt2")

@@ -101,7 +101,8 @@ def test_a_schedule_over_a_run() -> None:
     data = valid(described(recipe, small()))
     assert data["optimizers"][0]["groups"][0]["momentum"] == 0.9
     assert recipe_in_words(data) == (
-        "SGD, momentum 0.9: 4 tensors at 0.0003, decay 0 · schedule cosine over 500 steps · no clipping · bfloat16"
+        "SGD, momentum 0.9: 4 tensors at 0.0003, decay 0 · schedule cosine over 500 steps · no clipping "
+        "· bfloat16"
     )
 
 
@@ -118,8 +119,8 @@ def test_live_objects_are_described_at_their_full_rate() -> None:
     data = valid(described(recipe, model))
     assert [[g["lr"] for g in o["groups"]] for o in data["optimizers"]] == [[0.02], [2e-3, 1e-3]]
     assert recipe_in_words(data) == (
-        "Muon, momentum 0.95: 2 tensors at 0.02, decay 0.1 · AdamW, betas 0.9, 0.999: 1 tensor at 0.002, decay 0.01; "
-        "1 tensor at 0.001, decay 0 · schedule LambdaLR after a warm-up of 8 steps · no clipping · float32"
+        "Muon, momentum 0.95: 2 tensors at 0.02, decay 0.1 · AdamW, betas 0.9, 0.999: 1 tensor at 0.002, "
+        "decay 0.01; 1 tensor at 0.001, decay 0 · schedule LambdaLR after a warm-up of 8 steps · no clipping · float32"
     )
     halved = described(dataclasses.replace(recipe, lr=0.01, eps=1e-5), model)
     assert [[g["lr"] for g in o["groups"]] for o in halved["optimizers"]] == [[0.01], [1e-3, 5e-4]]

@@ -120,9 +120,8 @@ def _optimizer_in_words(optimizer: Mapping[str, Any]) -> str:
     betas = {tuple(group["betas"]) for group in groups if group.get("betas")}
     name = optimizer["name"]
     name += f", betas {', '.join(f'{beta:g}' for beta in betas.pop())}" if len(betas) == 1 else ""
-    name += (
-        f", momentum {_range(groups, 'momentum')}" if all(group.get("momentum") for group in groups) else ""
-    )
+    has_momentum = all(group.get("momentum") for group in groups)
+    name += f", momentum {_range(groups, 'momentum')}" if has_momentum else ""
     if len(groups) > MOST_GROUPS:
         tensors = sum(group["tensors"] for group in groups)
         return f"{name}: {tensors} tensors in {len(groups)} groups at {_range(groups, 'lr')}" + (
