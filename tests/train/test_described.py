@@ -120,7 +120,8 @@ def test_live_objects_are_described_at_their_full_rate() -> None:
     assert [[g["lr"] for g in o["groups"]] for o in data["optimizers"]] == [[0.02], [2e-3, 1e-3]]
     assert recipe_in_words(data) == (
         "Muon, momentum 0.95: 2 tensors at 0.02, decay 0.1 · AdamW, betas 0.9, 0.999: 1 tensor at 0.002, "
-        "decay 0.01; 1 tensor at 0.001, decay 0 · schedule LambdaLR after a warm-up of 8 steps · no clipping · float32"
+        "decay 0.01; 1 tensor at 0.001, decay 0 · schedule LambdaLR after a warm-up of 8 steps · no clipping "
+        "· float32"
     )
     halved = described(dataclasses.replace(recipe, lr=0.01, eps=1e-5), model)
     assert [[g["lr"] for g in o["groups"]] for o in halved["optimizers"]] == [[0.01], [1e-3, 5e-4]]
