@@ -23,7 +23,6 @@ from math import exp, inf, log, nan, sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit  # scipy.stats takes 0.4 s to import
 
 from normscope.linalg.golub_kahan import (
     Bidiagonalisation,
@@ -253,6 +252,8 @@ class _Figures:
         gain: float,
         confidence: float,
     ) -> None:
+        from scipy.special import stdtrit  # imported late: it takes 0.2 s
+
         self.size, self.head, self.gain, self.confidence = size, head, gain, confidence
         self.quantile = float(stdtrit(len(runs) - 1, (1 + confidence) / 2))
         self.largest = max(run.largest for run in [first, *runs])

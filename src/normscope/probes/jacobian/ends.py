@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from scipy.special import gammaincinv  # scipy.stats takes 0.4 s to import
-
 from normscope.anatomy import Block, Stack
 from normscope.linalg import product_log_lower_bound, product_log_upper_bound
 from normscope.probes.jacobian.branches import BOUND
@@ -98,6 +96,8 @@ def contraction_error() -> tuple[float, float]:
     k random directions give Σ σ_i² χ²_k/k. It spreads the most where J has rank one, so the quantiles of
     χ²_k/k give an interval for every spectrum.
     """
+    from scipy.special import gammaincinv  # imported late: it takes 0.2 s
+
     tail = (1 - CONTRACTION_CONFIDENCE) / 2
     low, high = (2 * float(gammaincinv(NUM_DIRECTIONS / 2, p)) / NUM_DIRECTIONS for p in (1 - tail, tail))
     return -0.5 * math.log10(low), -0.5 * math.log10(high)
