@@ -35,6 +35,14 @@ def test_it_is_that_of_the_batches_of_the_mean_loss() -> None:
     assert entered([2] * 30, 30, 60) == [sum(range(20)) / 20, sum(range(20, 60)) / 40]
 
 
+def test_a_step_with_fewer_batches_counts_as_one_loss() -> None:
+    """The last step of an epoch has fewer batches than the others: here the ninth and the last."""
+    found = entered([2] * 8 + [1] + [2] * 20 + [1], 30, 58)
+    steps = [*((2 * step + 2 * step + 1) / 2 for step in range(8)), 16.0]
+    steps += [*((2 * step - 1 + 2 * step) / 2 for step in range(9, 29)), 57.0]
+    assert found == [pytest.approx(sum(steps[:10]) / 10), pytest.approx(sum(steps[10:]) / 20)]
+
+
 @pytest.mark.parametrize(
     ("num_forwards", "num_losses", "num_kept"),
     [

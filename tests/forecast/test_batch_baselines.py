@@ -17,6 +17,7 @@ from normscope import load
 from normscope.anatomy import read_anatomy
 from normscope.forecast import ForecastStep, best_constant, forecast, targets_entropy, with_baseline
 from normscope.forecast.batch_entropy import SampledCrossEntropy
+from normscope.forecast.recent import mean_baseline
 from normscope.forecast.rule import decide
 from normscope.subjects import make_subject
 from normscope.subjects.stored import Stored
@@ -28,12 +29,23 @@ V, PAD = 64, 63
 
 
 def test_the_mean_is_that_of_the_batches_of_the_last_steps() -> None:
-    for parts in (1, 2, 3):
+    subject = load("nn:decoder,depth=1,width=8,heads=1")
+    for parts, num_steps in itertools.product((1, 2, 3), (20, 300)):
         found = LossesWithoutInput(lambda batch: 10.0 * batch)
-        list(found.seen(iter(range(30))))
-        for step, num in ((0, 10), (1, 10), (4, 2), (10, 10)):
+        list(found.seen(iter(range(90))))
+        one = dataclasses.replace(subject, without_input=found)
+        config = Recipe(steps=num_steps, accumulation=parts)
+        num = 10 if num_steps == 20 else 20
+        for step in (0, 1, 4, 10, 30):
             numbers = [10.0 * number for number in range(max(0, step - num) * parts, step * parts)]
-            assert found.mean(step, num, parts) == (np.mean(numbers) if numbers else None)
+            expected = pytest.approx(np.mean(numbers)) if numbers else None
+            assert mean_baseline(one, config, step) == expected
+
+
+def test_a_step_counts_as_one_loss_however_many_batches_it_has() -> None:
+    found = LossesWithoutInput(float)
+    list(found.seen(iter(range(6))))
+    assert found.mean([range(3), range(3, 5), range(5, 6)]) == (1 + 3.5 + 5) / 3
 
 
 def test_trials_that_see_the_same_batches_compute_each_once() -> None:
@@ -47,9 +59,10 @@ def test_trials_that_see_the_same_batches_compute_each_once() -> None:
 def test_a_mean_with_an_unknown_batch_is_unknown() -> None:
     found = LossesWithoutInput(lambda batch: None if batch == 5 else 1.0)
     list(found.seen(iter(range(20))))
-    assert found.mean(5, 5) == found.mean(20, 10) == 1.0
-    assert found.mean(6, 5) is None
-    assert found.mean(21, 5) is None
+    assert found.mean([range(5)]) == found.mean([range(10, 15), range(15, 20)]) == 1.0
+    assert found.mean([range(5), range(5, 6)]) is None, "of a batch it is unknown"
+    assert found.mean([range(20, 21)]) is None, "a batch was not seen"
+    assert found.mean([]) is None
 
 
 def topics(seed: int, size: tuple[int, int] = (4, 33)) -> Iterator[Tensor]:

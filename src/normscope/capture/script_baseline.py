@@ -1,6 +1,7 @@
 """The loss to beat of a script's run, in the batches that are kept of it."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from torch import nn
@@ -49,17 +50,17 @@ class ScriptBaseline:
     ) -> list[ForecastStep]:
         """The measurements with the loss to beat of the batches of each mean loss, where it is known.
 
-        It is unknown if a batch was not kept, a loss does not count, or steps differ in their forwards.
+        It is unknown if a batch was not kept or a loss does not count. The last step of an epoch may have
+        fewer forwards than the others.
         """
-        known, parts = subject.without_input, self.num_forwards[0]
-        is_even = set(self.num_forwards) == {parts} and len(self.num_forwards) == len(losses)
-        if known is None or not is_even or len(kept) != parts * len(losses):
+        known, starts = subject.without_input, [0, *itertools.accumulate(self.num_forwards)]
+        if known is None or len(self.num_forwards) != len(losses) or len(kept) != starts[-1]:
             return list(curve)
         for number, batch in zip(range(len(kept)), kept(), strict=False):
             known.enter(number, batch)
-        return [
-            dataclasses.replace(
-                each, recent_baseline=known.mean(each.step, self._num_losses[each.step], parts)
-            )
-            for each in curve
-        ]
+        batches = list(itertools.starmap(range, itertools.pairwise(starts)))
+
+        def mean(step: int) -> float | None:
+            return known.mean(batches[max(0, step - self._num_losses[step]) : step])
+
+        return [dataclasses.replace(each, recent_baseline=mean(each.step)) for each in curve]

@@ -24,5 +24,6 @@ def recent_steps(steps: int) -> int:
 
 def mean_baseline(subject: Subject, config: Recipe, step: int) -> float | None:
     """Mean loss without the input on the batches of the mean loss after `step`, where known."""
-    known = subject.without_input
-    return None if known is None else known.mean(step, recent_steps(config.steps), config.accumulation)
+    known, parts = subject.without_input, config.accumulation
+    steps = range(max(0, step - recent_steps(config.steps)), step)
+    return None if known is None else known.mean([range(each * parts, (each + 1) * parts) for each in steps])

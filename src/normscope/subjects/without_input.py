@@ -4,7 +4,7 @@ Batches differ in it: the mean of 20 batches of 4 × 64 tokens differs by 0.02 t
 text, where 0.1 means "trains", and on a series with bursts by 24 % (`benchmarks/regimes/own_batches.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,12 +35,15 @@ class LossesWithoutInput:
         if number not in self._known:
             self._known[number] = self.of(batch)
 
-    def mean(self, step: int, num: int, parts: int = 1) -> float | None:
-        """Mean over the last `num` of the first `step` steps of `parts` batches; None if one is unknown."""
-        numbers = range(max(0, step - num) * parts, step * parts)
-        found = [self._known.get(number) for number in numbers]
-        known = [each for each in found if each is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+    def mean(self, steps: Sequence[range]) -> float | None:
+        """Mean over steps of the mean over each one's batches, given by number; None if one is unknown."""
+        means = [_mean([self._known.get(number) for number in step]) for step in steps]
+        return _mean(means)
+
+
+def _mean(losses: Sequence[float | None]) -> float | None:
+    known = [each for each in losses if each is not None]
+    return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
 @dataclass(frozen=True, eq=False)
