@@ -29,7 +29,7 @@ from benchmarks.regimes.scores import Scored, ladders
 from benchmarks.regimes.truth import REPLICAS
 from normscope.forecast import BestRate, Forecast
 from normscope.forecast.best_rate import best_rate
-from normscope.forecast.rule import LONG
+from normscope.forecast.thresholds import LONG
 
 NEAR = 2.0
 

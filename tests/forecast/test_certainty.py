@@ -11,7 +11,8 @@ from benchmarks.regimes import certainty as fitting
 from benchmarks.regimes.judged import forecast_of, judge
 from normscope.forecast.certainty import ALIVE, MOST, SPREAD, WEIGHTS, certainty, features
 from normscope.forecast.record import SURE, Forecast, ForecastStep
-from normscope.forecast.rule import SUNK, WORST, Decision
+from normscope.forecast.rule import Decision
+from normscope.forecast.thresholds import SUNK, WORST
 from normscope.report.rescue import probability
 from normscope.report.words import NEAR_LIMIT, certainty_in_words, forecast_in_words
 

@@ -13,7 +13,8 @@ from normscope.anatomy import Anatomy, Block, Site, Stack, read_anatomy
 from normscope.forecast import watch
 from normscope.forecast.evaluator import Evaluator, beyond_mean, differences
 from normscope.forecast.one_rate import ForecastInterrupted, _Run, forecast, forecast_measurements
-from normscope.forecast.rule import EXTENSION, Decision
+from normscope.forecast.rule import Decision
+from normscope.forecast.thresholds import EXTENSION
 from normscope.subjects import Subject, load, make_subject
 from normscope.subjects.targets import batch_entropy
 from normscope.train import Recipe

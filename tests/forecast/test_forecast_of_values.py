@@ -10,7 +10,8 @@ import pytest
 from normscope.anatomy import read_anatomy
 from normscope.forecast import forecast, rule
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import LONG, SHARED, Decision
+from normscope.forecast.rule import Decision
+from normscope.forecast.thresholds import LONG, SHARED
 from normscope.subjects import load
 from normscope.subjects.subject import Baseline
 from normscope.train import Recipe

@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from normscope.forecast import rule
+from normscope.forecast.margins import at_full_rate, last_diversity, pace, pull, sinking_diversity
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import (
-    PARTED,
-    TIME_CONSTANT,
-    Decision,
-    at_full_rate,
-    last_diversity,
-    pace,
-    pull,
-    sinking_diversity,
-)
+from normscope.forecast.rule import Decision
+from normscope.forecast.thresholds import PARTED, TIME_CONSTANT
 from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS, MARGIN, Recipe, rate_factor, trains

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import SUNK, Decision
+from normscope.forecast.rule import Decision
 from normscope.forecast.stopping import (
     best_place,
     certainty_by_larger,
@@ -15,6 +15,7 @@ from normscope.forecast.stopping import (
     is_hasty,
     is_settled,
 )
+from normscope.forecast.thresholds import SUNK
 from normscope.forecast.watch import WatchedTrial, _decided, _sure
 from normscope.subjects.subject import Baseline
 from normscope.train import Trials

@@ -35,7 +35,8 @@ from normscope.forecast.certainty import certainty
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.recent import mean_recent
-from normscope.forecast.rule import EXTENSION, FIXED, LONG, Decision
+from normscope.forecast.rule import FIXED, Decision
+from normscope.forecast.thresholds import EXTENSION, LONG
 from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.option_values import LADDER_STEPS, parse_formats
 from normscope.pipeline import Check, keep, look, try_others

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from normscope.atomic import write_text
-from normscope.forecast.rule import SUNK
+from normscope.forecast.thresholds import SUNK
 from normscope.maps import Cell, Result, train_group
 from normscope.train import RunConfig
 

@@ -2,12 +2,12 @@
 
 `one_rate` and `ladder` (several learning rates at once) train copies of the model. `watch` steps them and
 measures between steps; `evaluator` takes one measurement, in eval mode on a fixed batch: loss, token
-diversity, gradients. `rule` decides from the measurements, `certainty` says how surely, and `divergence` how
-likely the run is to diverge, for a refined ladder with a `range_test`. `stopping` ends trials that are
-decided. `best_rate` names the rate to use, `warmup` the warm-up that it needs, `scaling` the rate of a larger
-model; `loss_to_beat` finds the loss to beat, from the `targets` or as a `baseline`, and
-`batch_entropy` that of one batch. `longer` says which longer trials are made. `record` holds the types of the
-results. The evidence is in docs/forecast-evidence.md.
+diversity, gradients. `rule` decides by the `margins` of the measurements, `thresholds` has its limits,
+`certainty` says how surely, and `divergence` how likely the run is to diverge, for a refined ladder with a
+`range_test`. `stopping` ends trials that are decided. `best_rate` names the rate to use, `warmup` the warm-up
+that it needs, `scaling` the rate of a larger model; `loss_to_beat` finds the loss to beat, from the `targets`
+or as a `baseline`, and `batch_entropy` that of one batch. `longer` says which longer trials are made.
+`record` holds the types of the results. The evidence is in docs/forecast-evidence.md.
 """
 
 from normscope.forecast.baseline import best_constant

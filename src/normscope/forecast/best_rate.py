@@ -14,8 +14,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from normscope.forecast.margins import at_full_rate
 from normscope.forecast.record import BestRate, Forecast, ForecastStep
-from normscope.forecast.rule import LONG, at_full_rate
+from normscope.forecast.thresholds import LONG
 from normscope.train import CRITERION_STEPS
 
 KEPT = 1 / 3

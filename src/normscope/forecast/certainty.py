@@ -7,8 +7,10 @@ at the end alone. docs/forecast-evidence.md has the calibration on runs that nei
 import math
 from collections.abc import Sequence
 
+from normscope.forecast.margins import life
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import WORST, Decision, life
+from normscope.forecast.rule import Decision
+from normscope.forecast.thresholds import WORST
 
 WEIGHTS = (-0.75, 2.11, 0.67)
 """Log-odds: intercept, weight of the score, weight of life. `python -m benchmarks.regimes.certainty` fitted

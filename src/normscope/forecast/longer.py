@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from normscope.forecast.record import LadderForecast
-from normscope.forecast.rule import LONG
+from normscope.forecast.thresholds import LONG
 from normscope.option_values import LADDER_STEPS, REFINED_STEPS
 from normscope.subjects import Subject
 from normscope.subjects.repeats import period_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from normscope.forecast.rule import LONG
+from normscope.forecast.thresholds import LONG
 from normscope.subjects import Subject
 from normscope.train import Recipe
 

@@ -1,4 +1,4 @@
-"""The decision rule of the forecast, with its thresholds: from a trial's curve to its outcome.
+"""The decision rule of the forecast: from a trial's curve to its outcome.
 
 A run trains if three margins are above zero. *Pace*: the loss falls towards the unigram entropy fast enough
 for 300 steps. *Life*: tokens still differ at the stack's output. *Pull*: batches agree on separating them
@@ -6,40 +6,47 @@ further. The smallest margin is the score. A trial as long as a run is judged by
 docs/forecast-rule.md names the runs that set the thresholds, and those that tested them.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from normscope.forecast.margins import (
+    above,
+    half_way,
+    has_learnt,
+    last_diversity,
+    long_mean,
+    margins_of,
+    mean_pull,
+    own_baseline,
+    pull,
+    with_all_baselines,
+)
 from normscope.forecast.record import ForecastStep, Outcome
+from normscope.forecast.thresholds import (
+    BLOWN_UP,
+    DEAD,
+    DOUBT,
+    ENOUGH,
+    FAINT,
+    FEW,
+    HELD,
+    LEARNT,
+    LONG,
+    PARTED,
+    SHARED,
+    WORSE,
+    WORST,
+)
 from normscope.subjects.subject import Baseline
 from normscope.subjects.targets import Hidden
 from normscope.train import CRITERION_STEPS
 
-EXTENSION = 5  # further steps of an undecided trial, once
-WORSE = 1.5  # loss over the first loss from which the run diverges
-BLOWN_UP = 10.0  # the same for batches that are not tokens: random labels alone make a loss rise
-FEW = 10  # steps below which no run is called trained: the rule was set on measurements after 20 and 40
-LONG = 100  # steps after which a loss at the unigram entropy that has stopped falling is stuck
-LEARNT = 0.1  # nats under the unigram entropy: the model uses its context
-TIME_CONSTANT = 80.0  # steps in which the loss's excess over the unigram entropy must fall by a factor of e
-AGREEMENT = 0.3  # pace that a pull of 1 makes up for: agreement on separating tokens speeds the run up
-ARRIVED = 1 / 3  # share of that excess below which pace is not informative
-NEAR = 0.28  # nats over the unigram entropy from which a run still gets under it
-LEAD = 5.0  # pace gained per nat that a run at a larger learning rate is below `NEAR`
-MOST_LEAD = 0.5  # largest such gain: a smaller loss only shows that the frequencies are learnt
-BEGUN = 0.5  # nats of that excess at the start below which pace cannot be measured
-DEAD = 1e-10  # token diversity from which no run recovered; float32 resolves about 1e-14
-SUNK = 2e-6  # diversity below which one run of ours in 40 recovered (from 7e-7)
-TRANSIENT = 20  # steps in which diversity may fall by decades; a later fall continues
-PARTED = 1e-3  # diversity above which tokens differ enough
-FAINT = 1e-5  # diversity below which a run that does not separate its tokens has collapsed
-ALIGNED = 3.0  # weight of alignment beside coherence: one is small where the other is not
-ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: noise has less
-SHARED = 0.12  # pull of a run on measured values that uses its input; noise has under 0.08
-HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
-DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 FIXED = "of the first batch"  # whose loss a measurement has: a reader would take it for that of the data
+HIDES = (
+    "The input hides the targets, as in a masked language model: whether the loss gets under the unigram "
+    "entropy within 300 steps, or stays at it for longer, cannot be told from a trial"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def decide(
         ahead: loss of the same model at a larger learning rate, at the progress that this run will have after
             300 steps (see `ladder.ahead`); None where it is unknown.
     """
-    curve = _with_all_baselines(curve)
+    curve = with_all_baselines(curve)
     first, last = curve[0], curve[-1]
     losses = [last.loss] if last.train_loss is None else [last.loss, last.train_loss]
     if not all(map(math.isfinite, losses)):
@@ -114,7 +121,7 @@ def _by_trial(
 ) -> Decision:
     """Decide a run that has not diverged from the margins of its first steps."""
     last = curve[-1]
-    margins, name = _margins(curve, baseline, tokens, warmup, ahead), _baseline_name(tokens, baseline)
+    margins, name = margins_of(curve, baseline, tokens, warmup, ahead), _baseline_name(tokens, baseline)
     score = max(WORST, min(margins.values())) if margins else None
     if last.diversity and (margins["life"] <= 0 if tokens else last_diversity(last) <= DEAD):
         return _collapsed(curve, score)
@@ -180,169 +187,10 @@ def _by_run(
     return Decision("plateau" if stuck else "slow", said, score=score, is_whole=True)
 
 
-def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
-    """The measurement nearest to half of the trial's steps."""
-    return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))
-
-
-def has_learnt(last: ForecastStep, baseline: Baseline) -> bool:
-    """Whether all losses of a measurement are so far under the baseline that the model uses its input.
-
-    Without a baseline, nothing shows it.
-    In a long trial it is the mean loss alone: single batches differ from one another by as much.
-    """
-    if baseline.loss is None:
-        return False
-    mean = [] if last.recent_loss is None else [above(last, baseline)]
-    singles = [baseline.above(loss) for loss in (last.loss, last.train_loss) if loss is not None]
-    return max(mean if long_mean(last) is not None else singles + mean) < -LEARNT
-
-
-def own_baseline(each: ForecastStep, baseline: Baseline) -> Baseline:
-    """The baseline on the batches of the mean loss, where known, else that of all data."""
-    own = each.recent_baseline
-    if own is None or not own > 0:
-        return baseline
-    return baseline._replace(loss=own, unit=baseline.unit if baseline.is_entropy else own)
-
-
 def beaten(each: ForecastStep, baseline: Baseline, name: str) -> str:
     """The baseline with which the mean loss of the last batches is compared, in words."""
     own = own_baseline(each, baseline)
     return f"{name}{'' if own is baseline else ' of these batches'}, {own.loss:.4g}"
-
-
-def _with_all_baselines(curve: Sequence[ForecastStep]) -> Sequence[ForecastStep]:
-    """The measurements without the baselines of their batches, if one has none: they are compared."""
-    if all(each.recent_baseline is not None for each in curve if each.recent_loss is not None):
-        return curve
-    return [dataclasses.replace(each, recent_baseline=None) for each in curve]
-
-
-def above(each: ForecastStep, baseline: Baseline) -> float:
-    """Units by which the mean loss of the last batches is above the best one without their input."""
-    assert each.recent_loss is not None
-    return own_baseline(each, baseline).above(each.recent_loss)
-
-
-WORST = -3.0  # the lowest score
-HIDES = (
-    "The input hides the targets, as in a masked language model: whether the loss gets under the unigram "
-    "entropy within 300 steps, or stays at it for longer, cannot be told from a trial"
-)
-
-
-def _margins(
-    curve: Sequence[ForecastStep],
-    baseline: Baseline,
-    tokens: bool,
-    warmup: int,
-    ahead: float | None,
-) -> dict[str, float]:
-    """Margins that could be measured; each is above 0 in a run that trains."""
-    margins: dict[str, float] = {}
-    seen = any(pull(step) is not None for step in curve)
-    mean = mean_pull(curve)
-    if curve[-1].diversity:
-        margins["life"] = life(curve)
-        if seen and not tokens:
-            margins["pull"] = (mean - SHARED) / (2 * SHARED)
-        elif seen and last_diversity(curve[-1]) < PARTED:
-            margins["pull"] = (mean - ENOUGH) / (2 * ENOUGH)
-    if not tokens and "pull" in margins and baseline.loss is not None:
-        if long_mean(curve[-1]) is not None:  # by then the loss itself says whether batches agree
-            margins["pull"] = _is_under(above(curve[-1], baseline))
-        if ahead is not None:  # who has learnt shows that the batches agree after all
-            margins["pull"] = max(margins["pull"], _is_under(baseline.above(ahead)))
-    found = pace(curve, baseline, warmup)
-    if found is not None:
-        margins["pace"] = found + AGREEMENT * mean - 1
-        if ahead is not None:
-            margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - baseline.above(ahead)))
-    held = rise(curve, baseline, "pace" in margins)
-    if not tokens and held is not None:
-        margins["held"] = (HELD - held) / (2 * HELD)
-    return margins
-
-
-def _is_under(above: float) -> float:
-    """Margin of a loss that is so many units above that without the input."""
-    return (-above - HELD) / (2 * HELD)
-
-
-def long_mean(last: ForecastStep) -> float | None:
-    """The mean loss at the end of a long trial; None of a shorter one, whose ten losses say less."""
-    return last.recent_loss if last.step > LONG else None
-
-
-def life(curve: Sequence[ForecastStep]) -> float:
-    """Decades that the diversity, as it sinks, is above the least that runs recover from, halved."""
-    return math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
-
-
-def rise(curve: Sequence[ForecastStep], baseline: Baseline, far: bool = False) -> float | None:
-    """Units by which the mean loss rose in the second half, or is above the baseline; the larger of both.
-
-    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
-    """
-    last = curve[-1]
-    half = half_way(curve)
-    if baseline.loss is None or last.recent_loss is None or half.recent_loss is None:
-        return None
-    now = above(last, baseline)
-    risen = now - above(half, baseline)
-    return risen if far or risen < -LEARNT else max(risen, now)
-
-
-def pace(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float | None:
-    """e-foldings of the loss's fall towards the unigram entropy in `TIME_CONSTANT` steps; 1 is enough.
-
-    Measured over the second half of the trial, on means over training batches, because one batch's own
-    entropy differs by 0.1 nats from the text's. None where the entropy is unknown, or where the loss starts
-    or has come near it.
-    """
-    first, last = curve[0], curve[-1]
-    half = half_way(curve)
-    if baseline.loss is None or last.recent_loss is None or half.recent_loss is None or half is last:
-        return None
-    start, before, now = baseline.above(first.loss), above(half, baseline), above(last, baseline)
-    if start < BEGUN or now < ARRIVED * start:
-        return None
-    steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
-    return math.log(max(before, 1e-3) / now) * TIME_CONSTANT / steps
-
-
-def at_full_rate(steps: int, warmup: int) -> float:
-    """Number of steps at the full learning rate that equal the first `steps` of a linear warm-up."""
-    ramp = min(steps, warmup)
-    return steps - ramp + (ramp * (ramp + 1) / (2 * warmup) if warmup else 0.0)
-
-
-def sinking_diversity(curve: Sequence[ForecastStep]) -> float:
-    """The last diversity, reduced by its last fall once the first transient is over."""
-    last, before = curve[-1], curve[-2] if len(curve) > 1 else curve[-1]
-    now = last_diversity(last)
-    if before.step < TRANSIENT or not before.diversity:
-        return now
-    return now * min(1.0, now / max(last_diversity(before), 1e-30))
-
-
-def last_diversity(step: ForecastStep) -> float:
-    """Token diversity of the last stack's output."""
-    return list(step.diversity.values())[-1]
-
-
-def pull(step: ForecastStep) -> float | None:
-    """coherence + 3·alignment of a measurement; None where there was nothing to compare."""
-    if step.coherence is None or step.alignment is None:
-        return None
-    return step.coherence + ALIGNED * step.alignment
-
-
-def mean_pull(curve: Sequence[ForecastStep]) -> float:
-    """Mean of the pulls that were measured; 0 where there is none."""
-    seen = [pulled for pulled in map(pull, curve) if pulled is not None]
-    return sum(seen) / len(seen) if seen else 0.0
 
 
 def _collapsed(curve: Sequence[ForecastStep], score: float | None) -> Decision:

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from normscope.forecast.best_rate import extrapolated
+from normscope.forecast.margins import has_learnt, life
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import HELD, NEAR, WORST, Decision, decide, has_learnt, life
+from normscope.forecast.rule import Decision, decide
+from normscope.forecast.thresholds import HELD, NEAR, WORST
 from normscope.subjects.subject import Baseline
 
 CLEAR = -0.3

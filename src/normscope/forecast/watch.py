@@ -13,10 +13,12 @@ from normscope.anatomy import Anatomy
 from normscope.forecast.evaluator import Evaluator, gradient_norms
 from normscope.forecast.hidden import HiddenStates
 from normscope.forecast.kept import KeptTrial, kept_trials, side_by_side
+from normscope.forecast.margins import last_diversity
 from normscope.forecast.recent import mean_baseline, mean_recent
 from normscope.forecast.record import ForecastStep
-from normscope.forecast.rule import DEAD, EXTENSION, LONG, TRANSIENT, Decision, decide, last_diversity
+from normscope.forecast.rule import Decision, decide
 from normscope.forecast.stopping import EARLIEST, best_place, is_hasty, is_settled
+from normscope.forecast.thresholds import DEAD, EXTENSION, LONG, TRANSIENT
 from normscope.subjects import Subject
 from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.targets import batch_entropy, hides_targets

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 from normscope.forecast import Forecast
-from normscope.forecast.rule import ENOUGH, HELD, LEARNT, PARTED
+from normscope.forecast.thresholds import ENOUGH, HELD, LEARNT, PARTED
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
 from normscope.rules.trial import trial_hit

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from normscope.forecast.rule import TRANSIENT
+from normscope.forecast.thresholds import TRANSIENT
 from normscope.monitor.alarms.columns import Columns, Floats, Look
 from normscope.monitor.alarms.episodes import Episodes
 from normscope.monitor.alarms.looks import APART, Looks

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.forecast.rule import DEAD, LEARNT, LONG, SUNK, TRANSIENT
+from normscope.forecast.thresholds import DEAD, LEARNT, LONG, SUNK, TRANSIENT
 from normscope.monitor.alarms.columns import Columns, Look
 from normscope.monitor.alarms.episodes import Episode
 from normscope.monitor.alarms.looks import APART, Looks
@@ -38,7 +38,7 @@ LATE_COLLAPSE = alarm(
         with other processes, or fails in eval mode), a note says so, and `normscope check run.db` calls a
         run without alarms "undecided".""",
     source="""Our own forecast's limits, docs/forecast-rule.md; what they rest on is beside them, in
-        src/normscope/forecast/rule.py.""",
+        src/normscope/forecast/thresholds.py.""",
     remedy="""Go back to a checkpoint before the fall with a lower learning rate or a longer warm-up; use
         Pre-LN, or scale branches down (see NS202).""",
 )

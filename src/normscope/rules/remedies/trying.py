@@ -10,8 +10,8 @@ from typing import Any, Literal
 from normscope.anatomy import Anatomy, read_anatomy
 from normscope.errors import BatchesError, UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
+from normscope.forecast.margins import has_learnt
 from normscope.forecast.record import SURE
-from normscope.forecast.rule import has_learnt
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
