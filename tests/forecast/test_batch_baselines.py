@@ -249,8 +249,9 @@ def test_measurements_are_compared_in_one_way(half_own: float | None) -> None:
     if half_own is not None:
         assert "of these batches" in known.reason
         assert "of these batches" not in unknown.reason
-        mixed = decide(whole(2.0, 1.85, 2.0, None), Baseline(2.0))
-        assert mixed == decide(whole(2.0, 1.85, None, None), Baseline(2.0))
+        mixed = decide(whole(1.98, 1.99, half_own, None), Baseline(2.0))
+        assert mixed == decide(whole(1.98, 1.99, None, None), Baseline(2.0))
+        assert mixed.outcome == "plateau"
 
 
 def test_no_batch_takes_more_out_of_the_sample_than_it_holds() -> None:

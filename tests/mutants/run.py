@@ -11,6 +11,7 @@ have passed on the unbroken code. A mutant that no test kills is listed; one tha
 """
 
 import argparse
+import ast
 import importlib
 import os
 import shutil
@@ -82,12 +83,19 @@ def broken(mutant: Mutant, source: str) -> str:
     """The source with the mutant's change.
 
     Raises:
-        ValueError: the old text does not occur exactly once, or the change changes nothing.
+        ValueError: the old text does not occur exactly once, the change changes nothing, or the new code
+            cannot be parsed, which would fail every test.
     """
     count = source.count(mutant.old)
     if count != 1 or mutant.old == mutant.new:
         raise ValueError(f"{mutant.name}: the old text occurs {count} times and must occur once")
-    return source.replace(mutant.old, mutant.new)
+    changed = source.replace(mutant.old, mutant.new)
+    if mutant.file.endswith(".py"):
+        try:
+            ast.parse(changed)
+        except SyntaxError as error:
+            raise ValueError(f"{mutant.name}: the new code cannot be parsed: {error}") from error
+    return changed
 
 
 def is_killed(mutant: Mutant, checkout: Path) -> tuple[bool, str]:

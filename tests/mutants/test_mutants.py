@@ -29,5 +29,11 @@ def test_a_text_that_is_not_there_is_an_error() -> None:
             broken(mutant, source)
 
 
+def test_code_that_cannot_be_parsed_is_an_error() -> None:
+    mutant = Mutant(room="x", number=1, file="x.py", old="a", new="(b", tests=("tests",))
+    with pytest.raises(ValueError, match="cannot be parsed"):
+        broken(mutant, "a + 1")
+
+
 def test_no_break_is_listed_twice() -> None:
     assert len({(m.file, m.old, m.new) for m in MUTANTS}) == len(MUTANTS)

@@ -129,7 +129,7 @@ def _by_trial(
         said = _learnt_in_words(last, baseline, name)
         return Decision("trains", said, score=max(score or 0.0, LEARNT))
     if not last.diversity:
-        return _by_loss(curve, Baseline(None) if hidden == "random" else baseline, margins, name)
+        return _by_loss(curve, baseline, margins, name)
     if not tokens:
         return _by_agreement(curve, margins, baseline, name)
     found = _by_margins(curve, margins, score, name)
