@@ -80,6 +80,21 @@ def test_longer_trials_take_the_batches_of_a_whole_run(
     assert launch._outcome(folder, report, settings_of(), None).is_whole
 
 
+def test_steps_with_fewer_batches_are_steps_of_a_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of(watched(tmp_path, monkeypatch, "1000 parts=2"))
+    assert report.ladder is not None
+    assert report.recipe is not None
+    assert report.recipe["accumulation"] == 2
+    assert "copies were tried on the 540 batches of these steps" in report.notes
+    assert not any("no trial of" in note for note in report.notes)
+    slower, own = report.ladder.rungs
+    assert 36 < slower.last_step < 300
+    assert own.last_step == 300
+    assert all((step.recent_baseline is not None) == (step.step > 0) for step in own.curve)
+
+
 def test_without_longer_trials_a_script_takes_the_steps_that_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from normscope.report import text_report
 from normscope.rules.remedies import Attempt, RemediesInterrupted, Rescue
 from normscope.schemas import schema
 from normscope.subjects import make_subject
+from normscope.subjects.repeats import steps_without_repeat
 from normscope.train import Recipe
 
 BATCH = torch.randint(0, 256, (2, 16))
@@ -427,3 +429,19 @@ def test_a_script_that_ends_early_is_told_from_one_that_repeats_its_batches(
     subject = make_subject(MODELS["pre"](), batches)
     found = longer_trials(subject, Recipe(accumulation=accumulation), None, script_steps=steps)
     assert words in found.note
+
+
+def test_recorded_steps_count_though_some_have_fewer_batches() -> None:
+    batches = [torch.randint(0, 256, (2, 16)) for _ in range(8)]
+    subject = make_subject(MODELS["pre"](), batches)
+    assert [steps_without_repeat(subject, most, 2) for most in (3, 4, 10)] == [math.inf, math.inf, 4]
+    recorded = replace(subject, recorded_steps=5)
+    assert [steps_without_repeat(recorded, most, 2) for most in (3, 4, 10)] == [math.inf, math.inf, 5]
+
+
+@pytest.mark.parametrize(("recorded", "whole"), [(0, False), (290, False), (300, True)])
+def test_a_whole_trial_is_made_of_the_steps_that_a_script_took(recorded: int, whole: bool) -> None:
+    batches = [torch.randint(0, 256, (1, 8)) for _ in range(560)]
+    subject = replace(make_subject(MODELS["pre"](), batches), recorded_steps=recorded)
+    found = longer_trials(subject, Recipe(accumulation=2), None, script_steps=300)
+    assert (found.whole, found.refine) == (whole, 140)

@@ -47,6 +47,7 @@ from normscope.rules.remedies import LONGER, needs_rescue
 from normscope.subjects import Run, Subject, call_model, untouched
 from normscope.subjects.assemble import shapes
 from normscope.subjects.feed import is_of_tokens, tensors_of
+from normscope.subjects.repeats import repeated_after, steps_without_repeat
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
 from normscope.train import CRITERION_STEPS, LiveOptimizers, Recipe, UpdateRatio
@@ -294,7 +295,11 @@ class Following(Counting):
 
     def _subject_of_copies(self) -> Subject:
         assert self.start.model is not None
-        return dataclasses.replace(self.check.subject, model=self.start.model)
+        num, steps = len(self.kept), self.baseline.num_forwards
+        is_whole = num == sum(steps) and repeated_after(self.kept, num + 1) == num
+        return dataclasses.replace(
+            self.check.subject, model=self.start.model, recorded_steps=len(steps) if is_whole else 0
+        )
 
     def _try_copies(self) -> None:
         """Try copies of the run at other rates and with remedies, and note on which batches."""
@@ -322,14 +327,15 @@ class Following(Counting):
 
     def _notes_on_batches(self, with_remedies: bool) -> Iterator[str]:
         """Sentences on the batches of copies: how many there are, and what they are too few for."""
-        options, num = self.settings, len(self.kept)
+        options, num, parts = self.settings, len(self.kept), self.run.accumulation
         longest = max(
             LADDER_STEPS, options.steps, options.refine or 0, LONGER * options.steps * with_remedies
         )
-        repeats = ", which repeat" if num < longest * self.run.accumulation else ""
+        different = steps_without_repeat(self.check.subject, max(longest, CRITERION_STEPS), parts)
+        repeats = ", which repeat" if different < longest else ""
         yield f"copies were tried on the {num} batches of these steps{repeats}"
-        wanted = CRITERION_STEPS * self.run.accumulation
-        if with_remedies and num < wanted:
+        if with_remedies and different < CRITERION_STEPS:
+            wanted = CRITERION_STEPS * parts
             yield f"no remedy was tried over a whole run: that takes {wanted} batches, and there are {num}"
 
     # Measurements.

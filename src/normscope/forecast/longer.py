@@ -1,14 +1,13 @@
 """Longer trials of a ladder: which ones make sense for a run, and what is said where none are made."""
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 from normscope.forecast.record import LadderForecast
 from normscope.forecast.thresholds import LONG
 from normscope.option_values import LADDER_STEPS, REFINED_STEPS
 from normscope.subjects import Subject
-from normscope.subjects.repeats import period_of
+from normscope.subjects.repeats import period_of, steps_without_repeat
 from normscope.train import CRITERION_STEPS, Recipe
 
 AT_CONSTANT_RATE = "that is at a constant rate"
@@ -50,14 +49,14 @@ def longer_trials(
         return LongerTrials(0, False)
     if asked is not None:
         return LongerTrials(asked, longest >= CRITERION_STEPS)
-    period = period_of(subject, CRITERION_STEPS * config.accumulation)
-    different = math.inf if period is None else period / config.accumulation
+    different = steps_without_repeat(subject, CRITERION_STEPS, config.accumulation)
     wanted = [steps for steps in (REFINED_STEPS, CRITERION_STEPS) if steps > first]
     left = [steps for steps in wanted if steps <= min(longest, different)]
     missing, note = [steps for steps in wanted if steps not in left], ""
     if missing:
         why = f"the run, over which its schedule goes, has {longest}"
         if longest >= missing[0]:
+            period = period_of(subject, CRITERION_STEPS * config.accumulation)
             assert period is not None
             why = _too_few(period, config.accumulation, script_steps)
         note = f"no trial of {missing[0]} steps or more was made: {why}"

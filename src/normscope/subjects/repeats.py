@@ -1,6 +1,7 @@
 """Batches that come again: a trial that repeats the user's shows only that they can be learnt by heart."""
 
 import itertools
+import math
 
 from normscope.subjects.feed import fingerprint, tensors_in
 from normscope.subjects.subject import Batch, Batches, Subject
@@ -22,6 +23,19 @@ def period_of(subject: Subject, most: int) -> int | None:
         BatchesError: a batch within `most` cannot be drawn.
     """
     return repeated_after(subject.batches, most) if subject.has_own_batches else None
+
+
+def steps_without_repeat(subject: Subject, most: int, accumulation: int) -> float:
+    """Steps of `accumulation` batches that a trial takes before the user's repeat; infinite from `most` on.
+
+    A script's own steps count as steps, though the last one of an epoch may have fewer batches: a copy, all
+    of whose steps have as many, takes the first batches again in its last few steps only.
+
+    Raises:
+        BatchesError: a batch cannot be drawn.
+    """
+    period = period_of(subject, most * accumulation)
+    return math.inf if period is None else max(period / accumulation, subject.recorded_steps)
 
 
 def repeated_after(batches: Batches, most: int) -> int | None:

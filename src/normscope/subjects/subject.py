@@ -88,6 +88,7 @@ class Subject:
         validation: like `batches`, over held-out data, the same at every seed; None if nothing is held out.
         run: the user's own optimizer, schedule, clipping and precision; None if options set them.
         has_own_batches: whether the batches are the user's, of whose text nothing else is known.
+        recorded_steps: steps of a script whose batches are all in `batches`, each once; else 0.
     """
 
     model: nn.Module
@@ -105,6 +106,7 @@ class Subject:
     best_constant: float | None = None
     without_input: "LossesWithoutInput | None" = None
     loss_unit: float = 1.0
+    recorded_steps: int = 0
 
     @property
     def baseline(self) -> Baseline:

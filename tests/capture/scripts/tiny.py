@@ -1,7 +1,8 @@
 """A tiny language model whose text is easy to predict: trained for as many steps as the first argument says.
 
 With the argument `fails`, it raises after these steps. Others set the rate, the optimizer, a linear
-warm-up and the seconds between steps: `lr=1 optimizer=SGD warmup=100 pause=0.1`.
+warm-up, the seconds between steps, and the batches of a step, of which every fifth step has but one, as the
+last one of an epoch may: `lr=1 optimizer=SGD warmup=100 pause=0.1 parts=2`.
 """
 
 import sys
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 SIZE, LENGTH = 16, 16
-options = {"lr": "3e-3", "optimizer": "AdamW", "warmup": "1", "pause": "0"} | dict(
+options = {"lr": "3e-3", "optimizer": "AdamW", "warmup": "1", "pause": "0", "parts": "1"} | dict(
     word.split("=") for word in sys.argv if "=" in word
 )
 SYMBOLS = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8])  # of unlike frequencies
@@ -40,12 +41,14 @@ for parameter in model.encoder.parameters():
 optimizer = getattr(torch.optim, options["optimizer"])(model.parameters(), lr=float(options["lr"]))
 warmup = int(options["warmup"])
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / warmup))
-for _ in range(int(sys.argv[1])):
-    first, stride = torch.randint(16, (8, 1)), torch.randint(1, 4, (8, 1))
-    ids = SYMBOLS[(first + stride * torch.arange(LENGTH + 1)) % 16]
-    loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
-    loss.backward()
+    parts = 1 if step % 5 == 4 else int(options["parts"])
+    for _ in range(parts):
+        first, stride = torch.randint(16, (8, 1)), torch.randint(1, 4, (8, 1))
+        ids = SYMBOLS[(first + stride * torch.arange(LENGTH + 1)) % 16]
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        (loss / parts).backward()
     optimizer.step()
     scheduler.step()
     time.sleep(float(options["pause"]))

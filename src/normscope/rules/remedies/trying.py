@@ -15,7 +15,7 @@ from normscope.forecast.record import SURE
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
-from normscope.subjects.repeats import period_of
+from normscope.subjects.repeats import steps_without_repeat
 from normscope.train import CRITERION_STEPS, Recipe
 
 Progress = Callable[[str, int, int], None]
@@ -335,7 +335,8 @@ class _Tries:
         """Whether a whole run shows more than that a few batches of the user's can be learnt by heart."""
         if self.subject.baseline.loss is None or (self.config.run_steps or math.inf) < CRITERION_STEPS:
             return False
-        return period_of(self.subject, CRITERION_STEPS * self.config.accumulation) is None
+        steps = steps_without_repeat(self.subject, CRITERION_STEPS, self.config.accumulation)
+        return steps >= CRITERION_STEPS
 
     def attempt(self, names: tuple[str, ...], config: Recipe, words: str, number: int, total: int) -> Attempt:
         """Apply the remedies one after another to a copy, and forecast.
