@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.regimes import certainty as fitting
 from benchmarks.regimes.judged import forecast_of, judge
-from normscope.forecast.certainty import ALIVE, MOST, SPREAD, WEIGHTS, certainty, features
+from normscope.forecast.certainty import ALIVE, MOST, SPREAD, UNSHOWN, WEIGHTS, certainty, features
 from normscope.forecast.record import SURE, Forecast, ForecastStep
 from normscope.forecast.rule import Decision
 from normscope.forecast.thresholds import SUNK, WORST
@@ -41,6 +41,16 @@ def test_beyond_the_limits_nothing_changes() -> None:
     assert chance(0.3, SUNK * 10 ** (2 * ALIVE)) == chance(0.3, 1.0)
     assert chance(0.3, SUNK * 10 ** (-2 * ALIVE)) == chance(0.3, 1e-14)
     assert features(0.3, curve(None))[2] == 0.0, "no stack was read"
+
+
+def test_what_the_loss_does_not_show_is_not_sure() -> None:
+    for score in (-0.5, 0.3, 3.0):
+        shown, open_ = (
+            Decision("trains", "", score=score),
+            Decision("trains", "", score=score, is_shown=False),
+        )
+        assert certainty(open_, curve(0.1)) == min(UNSHOWN, certainty(shown, curve(0.1)) or 0.0)
+    assert 0.5 < UNSHOWN < SURE
 
 
 @pytest.mark.parametrize(

@@ -398,3 +398,19 @@ def test_a_mean_loss_that_is_not_known_decides_no_whole_run() -> None:
 def test_a_shorter_trial_is_no_whole_run_and_without_a_baseline_none_is() -> None:
     assert not decide(whole_run(3.0, 3.4, CRITERION_STEPS - 2), 3.0).is_whole
     assert not decide(whole_run(3.0, 3.4), None).is_whole
+
+
+@pytest.mark.parametrize(
+    ("steps", "above", "is_shown"), [(140, -0.02, False), (140, -0.11, True), (60, 0.0, True)]
+)
+def test_a_long_trial_whose_loss_stands_at_the_entropy_is_not_sure(
+    steps: int, above: float, is_shown: bool
+) -> None:
+    """A rate that is too large: tokens differ, nothing fails, and the loss falls no further."""
+    first, last = ForecastStep(0, None, 4.0, {"x": 0.5}), 3.0 + above
+    states = [ForecastStep(step, last, last, {"x": 0.1}, recent_loss=last) for step in (steps // 2, steps)]
+    said = decide([first, *states], 3.0)
+    assert said.outcome == "trains"
+    assert said.is_shown is is_shown
+    assert ("is not 0.1 under the unigram entropy, 3, yet" in said.reason) is not is_shown
+    assert decide([first, *states], None).is_shown, "nothing is known that it should be under"

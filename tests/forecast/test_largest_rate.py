@@ -134,6 +134,24 @@ def test_without_a_loss_to_beat_an_open_rung_is_not_tried_again() -> None:
         assert in_doubt(rungs, []) is None
 
 
+@pytest.mark.parametrize(("above", "place"), [(0.0, 1), (-0.09, 1), (-0.11, None)])
+def test_a_sure_rung_whose_loss_does_not_show_that_it_trains_is_tried_again(
+    above: float, place: int | None
+) -> None:
+    loss = 2.4 + above  # beside the entropy of these rungs
+    ends = ForecastStep(36, loss, loss, {}, recent_loss=loss)
+    rungs = [dataclasses.replace(rung, curve=(ends,)) for rung in rungs_of("TTFF")]
+    assert in_doubt(rungs, []) is (None if place is None else rungs[place])
+
+
+def test_rates_that_differ_by_rounding_are_one_run() -> None:
+    own, other = rungs_of("TF")
+    assert dataclasses.replace(own, lr=1e-3).is_of_run(dataclasses.replace(own, lr=9.99e-4))
+    assert not own.is_of_run(dataclasses.replace(own, lr=1.1 * own.lr))
+    assert not own.is_of_run(dataclasses.replace(own, warmup=5))
+    assert not own.is_of_run(other)
+
+
 def test_of_open_rungs_the_one_with_the_lowest_predicted_loss_is_tried() -> None:
     rungs = [
         dataclasses.replace(rung, curve=tuple(ForecastStep(k, None, loss, {}) for k in (0, 18, 36)))

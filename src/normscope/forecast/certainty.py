@@ -20,6 +20,9 @@ SPREAD = 0.04
 score over it. Likeliest on the 342 cells of the ladders that are set on, of 0.02 to 0.1."""
 MOST = 0.99
 """Largest certainty of a whole run, and 1 minus the smallest: another seed can always do something else."""
+UNSHOWN = 0.8
+"""Largest certainty of a long trial whose loss does not show yet that it trains: less than is called sure.
+It was chosen, not fitted."""
 ALIVE = 2.0
 """Margin of life beyond which more of it adds nothing."""
 
@@ -34,9 +37,10 @@ def certainty(decision: Decision, curve: Sequence[ForecastStep]) -> float | None
         return None
     if decision.is_whole:
         return round(min(MOST, max(1 - MOST, 1 / (1 + math.exp(-decision.score / SPREAD)))), 3)
-    found = features(decision.score, curve)
-    odds = sum(weight * feature for weight, feature in zip(WEIGHTS, found, strict=True))
-    return round(1 / (1 + math.exp(-odds)), 3)
+    seen = features(decision.score, curve)
+    odds = sum(weight * feature for weight, feature in zip(WEIGHTS, seen, strict=True))
+    found = 1 / (1 + math.exp(-odds))
+    return round(found if decision.is_shown else min(UNSHOWN, found), 3)
 
 
 def features(score: float, curve: Sequence[ForecastStep]) -> tuple[float, float, float]:

@@ -16,7 +16,13 @@ from normscope.forecast.largest_rate import MOST_AGAIN, in_doubt, largest_rate, 
 from normscope.forecast.one_rate import as_forecast, forecast, interrupted, is_model_error, why_not_tried
 from normscope.forecast.range_test import range_test
 from normscope.forecast.recent import recent_steps
-from normscope.forecast.record import Forecast, ForecastStep, LadderForecast, LadderInterrupted
+from normscope.forecast.record import (
+    Forecast,
+    ForecastStep,
+    LadderForecast,
+    LadderInterrupted,
+    is_same_rate,
+)
 from normscope.forecast.rule import Decision, decide
 from normscope.forecast.scaling import at_scale
 from normscope.forecast.stopping import LOW, best_place, certainty_by_larger, decided_by_larger
@@ -328,8 +334,8 @@ class _Ladder:
 
     def warmup(self, config: Recipe) -> Warmup:
         """Whether `config.lr` needs a warm-up, and of how many steps."""
-        known = [rung for rung in self.rungs if rung.lr == config.lr and rung.warmup == 0]
         bare = config.with_warmup(0)
+        known = [rung for rung in self.rungs if rung.warmup == 0 and is_same_rate(rung.lr, bare.lr)]
         without = known[0] if known else forecast(self.subject, self.anatomy, bare)
         if without.trains:
             return Warmup("not needed", 0)

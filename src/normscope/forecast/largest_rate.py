@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from normscope.forecast.best_rate import end_loss
+from normscope.forecast.margins import mean_shows_it
 from normscope.forecast.record import Forecast
 from normscope.train import CRITERION_STEPS
 
@@ -21,7 +22,10 @@ def largest_rate(rungs: Sequence[Forecast]) -> float | None:
 
 
 def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | None:
-    """The rung that decides the largest rate that trains and is not sure; None if none is left.
+    """The rung that decides the largest rate that trains and is open; None if none is left.
+
+    It is open if it is not sure, or if it is said to train and its loss does not show it: at a rate that is
+    too large, tokens may differ while the loss stands at that without the input.
 
     It is the largest that trains, or the next above it; then those that a larger one contradicts. If none
     trains, it is the likeliest to train of those that are not merely slow. Without a loss to beat, nothing
@@ -38,7 +42,7 @@ def in_doubt(rungs: Sequence[Forecast], tried: Collection[float]) -> Forecast | 
         deciding = [rungs[k] for k in range(trained[-1], len(rungs))[:2]]
     else:
         deciding = sorted((rung for rung in rungs if _may_train(rung)), key=_likelihood)[-1:]
-    open_ = [rung for rung in deciding if not rung.is_sure] + contradicted(rungs)[::-1]
+    open_ = [rung for rung in deciding if not rung.is_sure or _is_unshown(rung)] + contradicted(rungs)[::-1]
     return next((rung for rung in open_ if rung.lr not in tried), None)
 
 
@@ -93,6 +97,11 @@ def with_doubt(rungs: Sequence[Forecast]) -> list[Forecast]:
         return rung.certainty
 
     return [dataclasses.replace(rung, certainty=known(rung)) for rung in rungs]
+
+
+def _is_unshown(rung: Forecast) -> bool:
+    """Whether a rung is said to train, and the mean loss of its trial does not show it."""
+    return rung.trains and bool(rung.curve) and not mean_shows_it(rung.curve[-1], rung.baseline)
 
 
 def _may_train(rung: Forecast) -> bool:

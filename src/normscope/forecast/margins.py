@@ -114,6 +114,12 @@ def has_learnt(last: ForecastStep, baseline: Baseline) -> bool:
     return max(mean if long_mean(last) is not None else singles + mean) < -LEARNT
 
 
+def mean_shows_it(last: ForecastStep, baseline: Baseline) -> bool:
+    """Whether the mean loss of the last batches alone is so far under the baseline, where it is known."""
+    known = baseline.loss is not None and last.recent_loss is not None
+    return known and above(last, baseline) < -LEARNT
+
+
 def half_way(curve: Sequence[ForecastStep]) -> ForecastStep:
     """The measurement nearest to half of the trial's steps."""
     return min(curve, key=lambda each: abs(each.step - curve[-1].step / 2))

@@ -14,6 +14,13 @@ Outcome = Literal[
 
 SURE = 0.9
 """Probability of either result from which a forecast is sure."""
+SAME_RATE = 0.01
+"""Relative difference of learning rates up to which they are one: that of a rounded rate in a ladder."""
+
+
+def is_same_rate(a: float, b: float) -> bool:
+    """Whether two learning rates differ by 1 % at most."""
+    return math.isclose(a, b, rel_tol=SAME_RATE)
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,8 @@ class Forecast:
         return max(1, self.steps // 2) if self.outcome == "needs-warmup" else 0
 
     def is_of_run(self, other: "Forecast") -> bool:
-        """Whether both forecast one run: the same learning rate and warm-up."""
-        return math.isclose(self.lr, other.lr, rel_tol=1e-6) and self.warmup == other.warmup
+        """Whether both forecast one run: the same learning rate, to 1 %, and warm-up."""
+        return is_same_rate(self.lr, other.lr) and self.warmup == other.warmup
 
     @property
     def is_sure(self) -> bool:

@@ -6,6 +6,7 @@ further. The smallest margin is the score. A trial as long as a run is judged by
 docs/forecast-rule.md names the runs that set the thresholds, and those that tested them.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from normscope.forecast.margins import (
     long_mean,
     margins_of,
     mean_pull,
+    mean_shows_it,
     own_baseline,
     pull,
     with_all_baselines,
@@ -55,6 +57,8 @@ class Decision:
 
     Attributes:
         is_whole: whether the trial was as long as the run, so that its own loss decided.
+        is_shown: whether the loss shows it; False of a long trial that is said to train, and whose mean loss
+            is not clearly under the loss to beat.
     """
 
     outcome: Outcome
@@ -62,6 +66,7 @@ class Decision:
     in_doubt: bool = False
     score: float | None = None
     is_whole: bool = False
+    is_shown: bool = True
 
     @property
     def failed(self) -> bool:
@@ -108,7 +113,22 @@ def decide(
     is_short = last.step < CRITERION_STEPS or not math.isfinite(last.recent_loss or math.nan)
     if baseline.loss is not None and not is_short:
         found = _by_run(found, curve, baseline, _baseline_name(tokens, baseline), hidden)
-    return _unless_noise(found, last, baseline) if hidden == "random" else found
+    found = _unless_noise(found, last, baseline) if hidden == "random" else found
+    is_open = found.outcome == "trains" and baseline.loss is not None and last.step > LONG
+    if is_open and not mean_shows_it(last, baseline):
+        return _not_shown(found, last, baseline, tokens)
+    return found
+
+
+def _not_shown(found: Decision, last: ForecastStep, baseline: Baseline, tokens: bool) -> Decision:
+    """The decision on a long trial that is said to train, and whose loss does not show it yet.
+
+    It may stay where it is: a rate that is too large lets tokens differ, and the loss stand at the baseline.
+    """
+    own = own_baseline(last, baseline)
+    to_beat = beaten(last, baseline, _baseline_name(tokens, baseline))
+    said = f"the mean loss of the last batches, {last.recent_loss:.4g}, is not {LEARNT * own.unit:.2g} under "
+    return dataclasses.replace(found, reason=f"{found.reason}. But {said}the {to_beat}, yet", is_shown=False)
 
 
 def _by_trial(
