@@ -131,6 +131,20 @@ def test_a_scripts_own_steps_count_more_than_a_longer_copy(
     assert run.forecast == (said("slow") if is_script else longer)
 
 
+def test_the_words_on_a_warm_up_tell_their_trial_from_a_shorter_one_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = tuple(ForecastStep(step, 5.0, 5.0, {}) for step in (0, 2))
+    own = replace(said("trains"), curve=looks)
+    ladder = LadderForecast((replace(own, lr=1e-3),), 1e-3, "not tried: the trial at 0.0003 is slow", None)
+    monkeypatch.setattr(pipeline, "forecast_ladder", lambda *given, **options: ladder)
+    monkeypatch.setattr(pipeline, "forecast", lambda *given: own)
+    report = checked(forecast_rates=[1e-3])
+    more = "that trial takes 36 steps, and the run's takes 2 and says trains"
+    assert report.ladder is not None
+    assert report.ladder.warmup == f"{ladder.warmup}; {more}"
+
+
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
     seen: list[tuple[str, int, int]] = []
     checked(forecast_rates=[1e-3], try_remedies=True, progress=lambda *told: seen.append(told))
