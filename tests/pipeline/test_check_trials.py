@@ -385,11 +385,13 @@ def test_without_a_loss_the_report_says_that_nothing_was_tried() -> None:
     assert "no forecast" in report.remedies.reason
 
 
-def test_a_healthy_run_has_nothing_to_rescue() -> None:
+def test_an_undecided_run_has_no_remedy_that_could_be_judged() -> None:
     report = checked(try_remedies=True)
+    assert report.forecast is not None
+    assert report.forecast.outcome == "undecided"
     assert report.remedies is not None
     assert report.remedies.attempts == ()
-    assert "nothing to rescue" in report.remedies.reason
+    assert "whether the run trains is undecided" in report.remedies.reason
 
 
 @pytest.mark.parametrize("is_single", [True, False], ids=["one batch", "many"])
