@@ -29,8 +29,9 @@ from normscope.forecast import (
     with_caveat,
 )
 from normscope.forecast.one_rate import unless_noise
+from normscope.forecast.warmup import beside_trial
 from normscope.interrupts import only_once
-from normscope.option_values import require_longer
+from normscope.option_values import LADDER_STEPS, require_longer
 from normscope.probes import (
     PROBES,
     Budget,
@@ -397,6 +398,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         run.notes.extend(run.ladder.notes)
         if not run.is_script:  # a script's own steps count more than a copy's, which repeat its batches
             run.forecast = run.ladder.longest(run.forecast)
+        run.ladder = beside_trial(run.ladder, run.forecast, max(run.config.steps, LADDER_STEPS))
     if run.try_remedies:
         done += bool(run.rates)
         progress("remedies", done)

@@ -212,6 +212,16 @@ def test_the_warmup_of_the_trial_is_that_of_the_recipe(
     assert report.forecast.warmup == warmup
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_next_step_is_compared_with_the_full_rate(first: int, tmp_path: Path, monkeypatch) -> None:
+    """The first step of a warm-up has less of it, or none."""
+    report = watched(f"loops.py warming_by_hand {first}", tmp_path, monkeypatch).report()
+    assert report is not None
+    assert report.recipe["optimizers"][0]["groups"][0]["lr"] == 1e-3
+    critical = report.measurements.of("step/critical-rate")[""]
+    assert report.measurements.of("step/critical-over-lr")[""] == pytest.approx(critical / 1e-3)
+
+
 def test_a_batch_is_that_of_its_forward(tmp_path: Path, monkeypatch, capsys) -> None:
     folder = watched("loops.py static_buffers", tmp_path, monkeypatch)
     report = folder.report()

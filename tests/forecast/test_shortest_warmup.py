@@ -2,9 +2,9 @@
 
 import pytest
 
-from normscope.forecast import BestRate, Forecast, ForecastStep
+from normscope.forecast import BestRate, Forecast, ForecastStep, LadderForecast
 from normscope.forecast.best_rate import best_rate
-from normscope.forecast.warmup import Warmup, shortest_warmup, with_warmup
+from normscope.forecast.warmup import Warmup, beside_trial, shortest_warmup, with_warmup
 from normscope.train import Recipe
 
 FIRST = 6.0
@@ -57,3 +57,31 @@ def test_the_shortest_that_helps_is_named_with_the_reason_of_the_failure() -> No
     )
     assert (found.words, found.steps) == ("9 steps or more: without one, so", 9)
     assert found.rescued is found.trials[-1]
+
+
+SLOW = "not tried: the trial at 0.01 is slow"
+LONGER = "that trial takes 36 steps, and the run's takes 20 and says trains"
+BARE = "that trial takes 36 steps without a warm-up, and the run's takes 20 with one of 5 and says trains"
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "ramps", "trial", "more"),
+    [
+        (SLOW, None, 0, ("trains", 0), LONGER),
+        (SLOW, None, 0, ("trains", 5), BARE),
+        (SLOW, None, 0, ("slow", 0), ""),
+        ("9 steps or more: without one, so", 9, 1, ("trains", 0), LONGER),
+        ("9 steps or more: without one, so", 9, 1, ("trains", 5), ""),
+        ("9 steps or more: without one, so", 9, 1, ("diverges", 0), ""),
+        ("not needed", 0, 0, ("trains", 0), ""),
+    ],
+)
+def test_a_trial_that_is_no_row_is_told_from_the_runs_where_they_differ(
+    words: str, steps: int | None, ramps: int, trial: tuple[str, int], more: str
+) -> None:
+    ladder = LadderForecast(tuple(RUNGS), 1e-3, words, steps, ramps=rescue(3.0).trials[:ramps])
+    own = said(1e-2, 4.4, trial[0], trial[1], steps=20)
+    found = beside_trial(ladder, own, 36)
+    assert found.warmup == (f"{words}; {more}" if more else words)
+    row = LadderForecast((said(1e-2, 4.4, "slow"),), None, words, steps)
+    assert beside_trial(row, own, 36) is row, "the table shows that trial"

@@ -133,6 +133,20 @@ def test_a_scripts_own_steps_count_more_than_a_longer_copy(
     assert run.forecast == (said("slow") if is_script else longer)
 
 
+def test_the_words_on_a_warm_up_tell_their_trial_from_a_shorter_one_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = tuple(ForecastStep(step, 5.0, 5.0, {}) for step in (0, 2))
+    own = replace(said("trains"), curve=looks)
+    ladder = LadderForecast((replace(own, lr=1e-3),), 1e-3, "not tried: the trial at 0.0003 is slow", None)
+    monkeypatch.setattr(pipeline, "forecast_ladder", lambda *given, **options: ladder)
+    monkeypatch.setattr(pipeline, "forecast", lambda *given: own)
+    report = checked(forecast_rates=[1e-3])
+    more = "that trial takes 36 steps, and the run's takes 2 and says trains"
+    assert report.ladder is not None
+    assert report.ladder.warmup == f"{ladder.warmup}; {more}"
+
+
 def test_progress_counts_every_stage_once(trials: dict[str, Any]) -> None:
     seen: list[tuple[str, int, int]] = []
     checked(forecast_rates=[1e-3], try_remedies=True, progress=lambda *told: seen.append(told))
@@ -373,11 +387,13 @@ def test_without_a_loss_the_report_says_that_nothing_was_tried() -> None:
     assert "no forecast" in report.remedies.reason
 
 
-def test_a_healthy_run_has_nothing_to_rescue() -> None:
+def test_an_undecided_run_has_no_remedy_that_could_be_judged() -> None:
     report = checked(try_remedies=True)
+    assert report.forecast is not None
+    assert report.forecast.outcome == "undecided"
     assert report.remedies is not None
     assert report.remedies.attempts == ()
-    assert "nothing to rescue" in report.remedies.reason
+    assert "whether the run trains is undecided" in report.remedies.reason
 
 
 @pytest.mark.parametrize("is_single", [True, False], ids=["one batch", "many"])

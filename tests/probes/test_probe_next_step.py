@@ -16,11 +16,12 @@ from normscope.probes.next_step import (
     PLAIN,
     PRECONDITIONED,
     SHARPNESS,
+    at_learning_rate,
     critical_rate,
 )
 from normscope.probes.sharpness import largest_eigenvalue
 from normscope.subjects import Run, Subject, load, make_subject
-from normscope.train import Recipe
+from normscope.train import LiveOptimizers, Recipe
 
 CURVATURE = torch.tensor([4.0, 1.0, 0.5, 0.25], dtype=torch.float64)
 POINT = torch.tensor([0.3, -0.2, 1.0, 2.0], dtype=torch.float64)
@@ -83,6 +84,24 @@ def test_sharpness_against_its_closed_form() -> None:
     assert "unstable above 38" in found.find("step/preconditioned-lambda-max").how
     plain = measured(subject(), Recipe(optimizer="sgd", lr=0.1))
     assert plain.find("step/preconditioned-lambda-max") is None
+
+
+def test_another_learning_rate_changes_the_rows_that_it_is_a_part_of() -> None:
+    found = measured(subject(), Recipe(optimizer="adam", lr=0.02))
+    changed = at_learning_rate(found, 0.2)
+    assert [row.quantity for row in changed] == [row.quantity for row in found]
+    share = {row.quantity: changed.of(row.quantity)[""] / row.value for row in found}
+    assert share.pop("step/critical-over-lr") == pytest.approx(0.1)
+    assert share.pop(PLAIN[1]) == pytest.approx(10)
+    assert share.pop(PRECONDITIONED[1]) == pytest.approx(10)
+    assert set(share.values()) == {1.0}
+
+
+def test_without_a_learning_rate_there_is_no_next_step() -> None:
+    model = Bowl()
+    live = LiveOptimizers(model, (torch.optim.SGD(model.parameters(), lr=0.0),))
+    rows = measured(subject(model), Recipe(optimizer=live, lr=live.lr, schedule="own"))
+    assert "the learning rate is 0 at the start" in rows.find("step/critical-over-lr").how
 
 
 def test_sharpness_needs_the_deep_budget() -> None:

@@ -33,9 +33,9 @@ def at_loss(loss: float, outcome: str = "trains", certainty: float = 0.6) -> For
 
 
 HEALTHY = {
-    "trains": "trains",
-    "slow": "slow",
-    "undecided": "undecided",
+    "trains": "nothing to rescue: the forecast of the run as it is says trains",
+    "slow": "nothing to rescue: the forecast of the run as it is says slow",
+    "undecided": "nothing was tried: whether the run trains is undecided, so that no remedy can be judged",
     "not measured": "no forecast (because)",
 }
 FAILS = said("collapses", -4.0)

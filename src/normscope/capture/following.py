@@ -41,6 +41,7 @@ from normscope.forecast.watch import WatchedTrial, measured_steps
 from normscope.option_values import LADDER_STEPS, parse_formats
 from normscope.pipeline import Check, keep, look, try_others
 from normscope.probes import Budget, Spending
+from normscope.probes.next_step import at_learning_rate
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
 from normscope.rules.remedies import LONGER, needs_rescue
@@ -126,7 +127,7 @@ class Following(Counting):
                 self._check = self._started(forwards[0])
         self.losses.append(sum(float(f.loss) for f in forwards) / len(forwards))
         self.baseline.num_forwards.append(len(forwards))
-        self.rates.append(tuple(float(group["lr"]) for group in self._groups))
+        self.rates.append(self._rates_now)
         if self._is_measured(self.step + 1) and not self._only_losses:
             with self._apart():
                 self._gradients = self._gradient_norms()
@@ -226,8 +227,13 @@ class Following(Counting):
                 check.notes.append(f"no copy of the run was tried: {error}")
             check.measurements.extend(forecast_measurements(check.forecast))
             check.interrupted = self._is_short
-            self.folder.write_report(check.report())
+            self._write_report(check)
         self.folder.tell("done")
+
+    def _write_report(self, check: Check) -> None:
+        """Store the report, with the next step at the full rate, which the first step may not have."""
+        check.measurements = at_learning_rate(check.measurements, self._recipe().lr)
+        self.folder.write_report(check.report())
 
     def store_so_far(self, stop: KeyboardInterrupt | None = None) -> None:
         """Store the report of a check that ends here, if it is interrupted; `stop` may hold results."""
@@ -238,7 +244,7 @@ class Following(Counting):
                 of_copy = self._of_copy if self._of_copy and self._of_copy.warmup > self.step else None
                 self._check.forecast, self._check.config = of_copy or self._forecast(seen), self._recipe()
             self._check.interrupted, self._check.cut_short = True, self.interrupted
-            self.folder.write_report(self._check.report())
+            self._write_report(self._check)
 
     @property
     def interrupted(self) -> str:
@@ -393,13 +399,14 @@ class Following(Counting):
 
     def _recipe(self) -> Recipe:
         """The recipe of the script's own steps so far."""
-        varied = tuple(self.rates) if len(set(self.rates)) > 1 else ()
+        rows = tuple(self.rates) or (self._rates_now,)
+        varied = rows if len(set(rows)) > 1 or not any(rows[0]) else ()  # a warm-up may begin at 0
         live = LiveOptimizers(self.model, self.run.optimizers, (), varied)
         is_rising = self._fullest == len(self.rates) - 1 > 0
         return Recipe.of(
             dataclasses.replace(self.run, scheduler=()),
             optimizer=live,
-            lr=live.lr or 1e-9,  # the first rate of a warm-up may be 0
+            lr=live.lr,
             warmup=live.warmup if is_rising else self._warmup,
             steps=self.settings.steps,
         )
@@ -417,6 +424,11 @@ class Following(Counting):
     @property
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.run.optimizers for group in optimizer.param_groups]
+
+    @property
+    def _rates_now(self) -> tuple[float, ...]:
+        """Learning rate of each group as it is now."""
+        return tuple(float(group["lr"]) for group in self._groups)
 
     def _trial(self, num_steps: int) -> WatchedTrial:
         recipe = dataclasses.replace(self.check.config, warmup=self._warmup, steps=num_steps)

@@ -11,7 +11,10 @@ from normscope.subjects.repeats import sequences_repeat
 from normscope.subjects.targets import hides_targets
 from normscope.subjects.without_input import LossesWithoutInput
 
-BY_HEART = "the ids look random and their sequences repeat: a run may only learn them by heart"
+BY_HEART = (
+    "the ids look random and their sequences repeat: a run may only learn them by heart; to decide, give as "
+    "many different sequences as a trial takes, its steps × the sequences of a step"
+)
 
 
 def with_baseline(subject: Subject, taken: int = 0) -> tuple[Subject, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normscope.forecast.record import BestRate, Forecast
+from normscope.forecast.record import BestRate, Forecast, LadderForecast
 from normscope.train import Recipe
 
 LENGTHS = (0.25, 0.5, 1.0, 2.0)
@@ -76,6 +76,31 @@ def _result(without: Forecast, trials: tuple[Forecast, ...]) -> Warmup:
         return Warmup(words, None, trials)
     words = f"not known to help: the trial with one over {longest.warmup} steps is {longest.outcome}"
     return Warmup(words, None, trials)
+
+
+def beside_trial(ladder: LadderForecast, trial: Forecast, steps: int) -> LadderForecast:
+    """The ladder, whose words on a warm-up tell their trial of the run's rate from `trial`, the run's own.
+
+    Their trial has no warm-up, and may be longer. Words are added where the two have other outcomes and the
+    table has no row of the former, so that the report would contradict itself.
+
+    Args:
+        steps: steps of the ladder's trials.
+    """
+    is_row = any(rung.lr == trial.lr and rung.warmup == 0 for rung in ladder.rungs)
+    if is_row or not _differs(ladder, trial):
+        return ladder
+    ramp = trial.trial_warmup
+    bare, own = (" without a warm-up", f" with one of {ramp}") if ramp else ("", "")
+    said = f"that trial takes {steps} steps{bare}, and the run's takes {trial.last_step}{own} and says"
+    return dataclasses.replace(ladder, warmup=f"{ladder.warmup}; {said} {trial.outcome}")
+
+
+def _differs(ladder: LadderForecast, trial: Forecast) -> bool:
+    """Whether the run without a warm-up has another outcome on the ladder than `trial` of it has."""
+    if ladder.ramps:  # it fails without one
+        return trial.trains and not trial.trial_warmup
+    return ladder.warmup_steps is None and not ladder.warmup.endswith(f" is {trial.outcome}")
 
 
 def with_warmup(best: BestRate, warmup: Warmup) -> BestRate:

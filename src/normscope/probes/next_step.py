@@ -3,7 +3,7 @@
     step/critical-rate         η_c = min {η > 0 : L(θ − ηΔθ) > L(θ)}, Δθ the optimiser's update at learning
                                rate 1, with clipping and weight decay
     step/critical-sharpness    2/η_c (Kalra et al. 2026, arXiv:2601.16979)
-    step/critical-over-lr      η_c over the run's learning rate; under 1, the next step raises the loss
+    step/critical-over-lr      η_c over the run's full learning rate; under 1, its step raises the loss
     step/lambda-max            largest eigenvalue of the loss's Hessian H
     step/lambda-max-times-lr   the same times the learning rate; gradient descent is unstable above 2
     step/preconditioned-lambda-max, step/preconditioned-lambda-max-times-lr
@@ -30,7 +30,7 @@ from normscope.anatomy import Anatomy, measuring
 from normscope.errors import describe
 from normscope.probes.jacobian import Budget, Spending
 from normscope.probes.jacobian.budget import OverBudget
-from normscope.probes.measurement import Measurement, not_measured
+from normscope.probes.measurement import Measurement, Measurements, not_measured
 from normscope.probes.sharpness import STEPS, Largest, loss_eigenvalue, preconditioner, stable_below
 from normscope.probes.token_axes import batch_shape
 from normscope.subjects import Subject, untouched
@@ -54,6 +54,12 @@ FORWARDS_A_PRODUCT = 4
 CRITICAL = ("step/critical-rate", "step/critical-sharpness", "step/critical-over-lr")
 PLAIN = ("step/lambda-max", "step/lambda-max-times-lr")
 PRECONDITIONED = ("step/preconditioned-lambda-max", "step/preconditioned-lambda-max-times-lr")
+_OF_RATE = {
+    CRITICAL[2]: (CRITICAL[0], -1),
+    PLAIN[1]: (PLAIN[0], 1),
+    PRECONDITIONED[1]: (PRECONDITIONED[0], 1),
+}
+"""Quantities that are another one times a power of the learning rate: that quantity, and the power."""
 NO_LOSS = "no loss function is known for this model; give one, as loss_fn or from the factory"
 NO_GRADIENT = "no parameter of the model gets a gradient from the loss"
 
@@ -221,6 +227,18 @@ def measure_next_step(
         yield from _sharpness_rows(subject, recipe, spending)
 
 
+def at_learning_rate(rows: Measurements, lr: float) -> Measurements:
+    """The same measurements, with those that compare the next step with the learning rate at `lr`."""
+
+    def value(row: Measurement) -> float | None:
+        of, power = _OF_RATE.get(row.quantity, ("", 0))
+        found = rows.of(of).get(row.site)
+        return None if found is None else found * lr**power
+
+    new = ((row, value(row)) for row in rows)
+    return Measurements(row if found is None else replace(row, value=found) for row, found in new)
+
+
 def _critical_rows(subject: Subject, recipe: Recipe) -> Iterator[Measurement]:
     try:
         found = _reasoned(lambda: _critical(subject, recipe))
@@ -310,6 +328,8 @@ def _require_step(subject: Subject, recipe: Recipe) -> None:
             raise _NotMeasured(reason)
         if any("lr" not in group for group in recipe.optimizer.groups):
             raise _NotMeasured("the optimizer has no learning rate that could be scaled")
+        if not any(recipe.optimizer.full_rates):
+            raise _NotMeasured("the learning rate is 0 at the start, and no other one is known")
 
 
 def _require_finite(first: LossGradients) -> None:

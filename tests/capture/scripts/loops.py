@@ -387,6 +387,20 @@ def warming(first: str) -> None:
         optimizer.zero_grad()
 
 
+def warming_by_hand(first: str) -> None:
+    """A warm-up over 3 steps that no scheduler knows; its first step has the share `first`/3 of the rate."""
+    model = Decoder()
+    optimizer = adamw(model)
+    for step, (inputs, targets) in enumerate(batches(), 1):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step - 1 + int(first)) / 3)
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        say(step, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def half_inputs() -> None:
     """A model that runs under autocast only: its linear maps are given bfloat16."""
     model = HalfInside()

@@ -247,6 +247,8 @@ def _why_none(before: Forecast) -> str:
     """The reason why no remedy is tried on a run that is not known to fail."""
     if before.outcome == "not measured":
         return f"nothing was tried: the run as it is has no forecast ({before.reason})"
+    if before.outcome == "undecided":
+        return "nothing was tried: whether the run trains is undecided, so that no remedy can be judged"
     return f"nothing to rescue: the forecast of the run as it is says {before.outcome}"
 
 
