@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -123,6 +124,27 @@ def test_the_remedies_table_names_steps_and_rates_and_says_how_to_read_losses() 
     page = re.sub(r"<[^>]+>", " ", one.to_html()).replace("\u00a0", " ")
     assert legend in page
     assert "much-lower-rate (0.001) rescues 0.70 100 3.4 0.001" in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"outcome": "plateau", "certainty": 0.02}, "open"),  # stuck after 20 steps
+        ({"outcome": "collapses", "certainty": 0.02}, "fails"),
+        ({"outcome": "collapses", "certainty": 0.2}, "open"),
+        ({"outcome": "collapses", "certainty": None}, "fails"),
+        ({"outcome": "plateau", "certainty": 0.2, "steps": 300}, "fails"),  # a whole run
+        ({"outcome": "trains", "certainty": 0.6}, "rescues"),
+    ],
+)
+def test_a_remedy_that_fails_by_too_few_steps_is_open(change: dict[str, Any], word: str) -> None:
+    attempt = Attempt(("clip",), replace(rung(1e-2, "plateau", 3.2), **change), "", 1.0)
+    one = replace(report(), remedies=Rescue((attempt,)))
+    words = text_report(one, width=80)
+    assert ["clip", word] in [line.split()[:2] for line in words.splitlines()]
+    legend = "“open”: it fails so far, and so few steps do not tell; --rates tries for longer."
+    assert (legend in " ".join(words.split())) is (word == "open")
+    assert f">{word}</span>" in one.to_html()
 
 
 def test_the_legend_names_the_loss_to_beat_that_there_is() -> None:

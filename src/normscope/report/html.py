@@ -32,6 +32,7 @@ from normscope.report.rescue import (
     rate_to_use,
     rates_at_scale,
     remedies_legend,
+    status_in_words,
     steps_taken,
     way_out,
 )
@@ -112,6 +113,7 @@ def render_html(report: Any, command: str | None = None) -> str:
         named=named,
         probability=probability,
         remedies_legend=remedies_legend,
+        status_in_words=status_in_words,
         steps_taken=steps_taken,
         outcome_class=outcome_class,
         certainty_in_words=certainty_in_words,

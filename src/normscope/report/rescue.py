@@ -14,9 +14,11 @@ from normscope.rules import figure
 from normscope.rules.remedies import LOWER_RATES, REMEDIES, Attempt, Rescue
 from normscope.train import CRITERION_STEPS
 
+OPEN = "open"
+"""Word for a remedy that fails so far."""
 OUTCOME_CLASSES = {
     **dict.fromkeys(("trains", "rescues"), "good"),
-    **dict.fromkeys(("slow", "undecided", "needs-warmup"), "doubt"),
+    **dict.fromkeys(("slow", "undecided", "needs-warmup", OPEN), "doubt"),
     "not measured": "none",
 }
 """CSS class of a trial's outcome or a remedy's status; all others are failures."""
@@ -155,7 +157,7 @@ def remedies_table(rescue: Rescue) -> FigureTable:
         if attempt.forecast is not None:
             table.add_row(
                 Text(named(attempt), style="bold" if attempt is rescue.best else ""),
-                _coloured(attempt.status),
+                _coloured(status_in_words(attempt)),
                 steps_taken(attempt.forecast),
                 *last_figures(attempt.forecast),
                 Text(REACHES[attempt.reach].split()[-1], style="dim"),
@@ -170,6 +172,11 @@ def named(attempt: Attempt) -> str:
     return f"{attempt.name} ({attempt.forecast.lr:.3g})"
 
 
+def status_in_words(attempt: Attempt) -> str:
+    """The attempt's status; one that fails by a trial that does not tell is open."""
+    return OPEN if attempt.is_hasty else attempt.status
+
+
 def remedies_legend(rescue: Rescue) -> str:
     """Help to read the table: a remedy may rescue beside a larger loss than that of one that fails."""
     tried = next((a.forecast for a in rescue.attempts if a.forecast is not None), None)
@@ -179,8 +186,11 @@ def remedies_legend(rescue: Rescue) -> str:
     if tried.baseline.loss is not None:
         name = "loss without the input" if tried.unigram_entropy is None else "unigram entropy"
         aim = f"get under the {name}, {figure(tried.baseline.loss)},"
+    is_open = any(attempt.is_hasty for attempt in rescue.attempts)
+    open_ = f"“{OPEN}”: it fails so far, and so few steps do not tell; --rates tries for longer. "
     return (
         f"“rescues”: forecast to {aim} within {CRITERION_STEPS} steps; a short trial need not be there yet. "
+        f"{open_ if is_open else ''}"
         "The loss is that of the first batch: compare only losses after the same number of steps."
     )
 

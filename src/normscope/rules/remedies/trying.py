@@ -12,6 +12,7 @@ from normscope.errors import BatchesError, UsageError, describe, suggest
 from normscope.forecast import Forecast, forecast
 from normscope.forecast.margins import has_learnt
 from normscope.forecast.record import SURE
+from normscope.option_values import LADDER_STEPS
 from normscope.rules.remedies.remedy import REMEDIES, Changed, NotApplicable
 from normscope.subjects import Subject
 from normscope.subjects.memory import is_out_of_memory
@@ -109,6 +110,15 @@ class Attempt:
         if self.forecast is None or self.forecast.outcome == "not measured":
             return False
         return self.forecast.certainty is None or self.forecast.certainty > 1 - SURE
+
+    @property
+    def is_hasty(self) -> bool:
+        """True where the remedy fails by a short trial that does not tell: unsure, or only stuck so far."""
+        if self.forecast is None or self.status != "fails":
+            return False
+        is_stuck = self.forecast.outcome == "plateau" and self.forecast.last_step < LADDER_STEPS
+        is_unsure = self.forecast.certainty is not None and not self.forecast.is_sure
+        return not self.is_whole and (is_stuck or is_unsure)
 
     @property
     def is_whole(self) -> bool:
