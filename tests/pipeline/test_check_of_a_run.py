@@ -213,7 +213,7 @@ def test_a_factory_may_return_a_run(factory: str, capsys: pytest.CaptureFixture[
     around = json_of([*call, "--forecast"], capsys)
     assert 0.05 in [rung["lr"] for rung in around["ladder"]["rungs"]]
     assert command([*call[:-2]]) in (0, 1)
-    assert "recipe  SGD: " in capsys.readouterr().out
+    assert "recipe  SGD, momentum 0.9: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
