@@ -28,6 +28,8 @@ FEWEST = 3
 """Measurements of a trial that are needed to extrapolate its loss."""
 SLACK = 1.25
 """Factor on the steps of a longer trial within which a measurement of a whole run is compared with it."""
+MOST_BETWEEN = 2
+"""Most rates between the candidates that are tried again too."""
 CANDIDATES = 4
 """Rates that are tried again in a longer trial. With 2 or 3, the best one was missing more often; 5 were no
 better (31 ladders that are not held out)."""
@@ -75,8 +77,8 @@ def _cut(rung: Forecast, steps: int) -> Forecast:
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     """The rungs that may be the best: the `CANDIDATES` with the lowest predicted losses.
 
-    A trial that was stopped half-way is one too, if it was ahead of one of these by then. There are none
-    where no rate can be named, however long the trials: without a loss to beat.
+    A trial that was stopped half-way is one too, if it was ahead of one of these by then; and so are rungs
+    between these. There are none where no rate can be named, however long the trials: without a loss to beat.
     """
     if not any(rung.trains or rung.baseline.loss is not None for rung in rungs):
         return []
@@ -84,10 +86,25 @@ def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     stopped = [rung for rung in _healthy(rungs) if rung not in chosen and rung.is_half]
     half = min((rung.last_step for rung in stopped), default=0)
     ends = [end for rung in chosen if (end := end_loss(_cut(rung, half))) is not None]
-    return [
-        *chosen,
-        *(r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)),
-    ]
+    ahead = [r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)]
+    return [*chosen, *ahead, *_between([*chosen, *ahead], rungs)]
+
+
+def _between(chosen: Sequence[Forecast], rungs: Sequence[Forecast]) -> list[Forecast]:
+    """The `MOST_BETWEEN` rungs with the lowest losses among those between `chosen` that may train.
+
+    The loss is a valley over the learning rate. A rung between two that are predicted to be lower is one
+    whose loss was predicted badly: while all stand at the loss without the input, noise ranks them.
+    """
+    rates = [rung.lr for rung in chosen]
+    left_out = [rung for rung in rungs if rung not in chosen and rung.curve and _may_recover(rung)]
+    inside = [rung for rung in left_out if rates and min(rates) < rung.lr < max(rates)]
+    return sorted(inside, key=lambda rung: rung.curve[-1].loss)[:MOST_BETWEEN]
+
+
+def _may_recover(rung: Forecast) -> bool:
+    """Whether a rung does not fail, or only seems stuck, as measured values with noise do at first."""
+    return not rung.failed or (rung.outcome == "plateau" and not rung.tokens)
 
 
 def _ends(rungs: Sequence[Forecast], steps: int = 0) -> list[tuple[Forecast, float]]:
