@@ -7,7 +7,16 @@ import random
 import pytest
 
 from normscope.forecast import Forecast, ForecastStep, LadderForecast
-from normscope.forecast.best_rate import ALIKE, CANDIDATES, KEPT, best_rate, candidates, end_loss, lowest
+from normscope.forecast.best_rate import (
+    ALIKE,
+    CANDIDATES,
+    KEPT,
+    MOST_BETWEEN,
+    best_rate,
+    candidates,
+    end_loss,
+    lowest,
+)
 from normscope.option_values import rates
 from normscope.report.rescue import rate_to_use
 from normscope.train import CRITERION_STEPS
@@ -224,6 +233,42 @@ def test_the_candidates_have_the_lowest_predicted_losses_and_do_not_fail() -> No
     failing = [dataclasses.replace(each, outcome="collapses") for each in rungs]
     assert candidates(failing) == []
     assert [each.lr for each in candidates([*failing[:-1], rungs[-1]])] == [1e-2]
+
+
+NINE = tuple(1e-4 * 2**k for k in range(9))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tokens", "is_tried"),
+    [
+        ("trains", True, True),
+        ("slow", True, True),
+        ("plateau", False, True),  # noise hides that batches agree
+        ("plateau", True, False),
+        ("collapses", True, False),
+        ("diverges", False, False),
+    ],
+)
+def test_a_rate_between_the_candidates_is_tried_again_too(outcome: str, tokens: bool, is_tried: bool) -> None:
+    """The loss is a valley: at a rate within it, the loss was predicted badly."""
+    rungs = ladder(NINE[4], rates=NINE)
+    rungs = [dataclasses.replace(each, tokens=tokens) for each in rungs]
+    hidden = dataclasses.replace(rung(NINE[4], 5.0, 5.0, outcome), tokens=tokens)
+    chosen = candidates([*rungs[:4], hidden, *rungs[5:]])
+    assert {each.lr for each in chosen} == {*NINE[2:4], *NINE[5:7], *(NINE[4:5] if is_tried else ())}
+    outside = dataclasses.replace(rung(NINE[0], 5.0, 5.0, outcome), tokens=tokens)
+    assert outside not in candidates([outside, *rungs[1:]])
+
+
+def test_of_many_rates_between_the_candidates_those_with_the_lowest_losses_are_tried() -> None:
+    rungs = ladder(NINE[4], rates=NINE)
+    ends = [
+        dataclasses.replace(each, lr=lr) for each, lr in zip(rungs[3:7], (*NINE[:2], *NINE[7:]), strict=True)
+    ]
+    inside = [rung(lr, 5.0 + k / 10, 5.0 + k / 10) for k, lr in enumerate(NINE[2:7])]
+    found = candidates([*ends, *inside])
+    assert found[:CANDIDATES] == sorted(ends, key=lambda each: end_loss(each) or 0.0)
+    assert found[CANDIDATES:] == inside[:MOST_BETWEEN]
 
 
 def test_the_first_trials_of_a_refined_ladder_do_not_count() -> None:
