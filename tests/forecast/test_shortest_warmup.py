@@ -83,5 +83,6 @@ def test_a_trial_that_is_no_row_is_told_from_the_runs_where_they_differ(
     own = said(1e-2, 4.4, trial[0], trial[1], steps=20)
     found = beside_trial(ladder, own, 36)
     assert found.warmup == (f"{words}; {more}" if more else words)
-    row = LadderForecast((said(1e-2, 4.4, "slow"),), None, words, steps)
-    assert beside_trial(row, own, 36) is row, "the table shows that trial"
+    for rate in (1e-2, 9.99e-3):
+        row = LadderForecast((said(rate, 4.4, "slow"),), None, words, steps)
+        assert beside_trial(row, own, 36) is row, "the table shows that trial"

@@ -58,7 +58,7 @@ def chao_wang_jost(counts: np.ndarray) -> float:
     A estimates the mean frequency of those met once. Chao, Wang and Jost 2013, Methods in Ecology and
     Evolution 4:1091; the last sum is their difference of logarithms, without its cancellation.
     """
-    from scipy.integrate import quad  # imported late: the two take 0.4 s
+    from scipy.integrate import quad  # imported late: they are slow to import
     from scipy.special import digamma
 
     counts = counts[counts > 0].astype(np.float64)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from normscope.forecast.record import BestRate, Forecast, LadderForecast
+from normscope.forecast.record import BestRate, Forecast, LadderForecast, is_same_rate
 from normscope.train import Recipe
 
 LENGTHS = (0.25, 0.5, 1.0, 2.0)
@@ -87,7 +87,7 @@ def beside_trial(ladder: LadderForecast, trial: Forecast, steps: int) -> LadderF
     Args:
         steps: steps of the ladder's trials.
     """
-    is_row = any(rung.lr == trial.lr and rung.warmup == 0 for rung in ladder.rungs)
+    is_row = any(is_same_rate(rung.lr, trial.lr) and rung.warmup == 0 for rung in ladder.rungs)
     if is_row or not _differs(ladder, trial):
         return ladder
     ramp = trial.trial_warmup

@@ -252,7 +252,7 @@ class _Figures:
         gain: float,
         confidence: float,
     ) -> None:
-        from scipy.special import stdtrit  # imported late: it takes 0.2 s
+        from scipy.special import stdtrit  # imported late: it is slow to import
 
         self.size, self.head, self.gain, self.confidence = size, head, gain, confidence
         self.quantile = float(stdtrit(len(runs) - 1, (1 + confidence) / 2))

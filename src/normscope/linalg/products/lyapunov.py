@@ -75,7 +75,7 @@ def _error(logs: Tensor, confidence: float) -> Tensor:
     run = len(logs) // BLOCKS
     if run < 2:
         return torch.full_like(logs[0], inf)
-    from scipy.special import stdtrit  # imported late: it takes 0.2 s
+    from scipy.special import stdtrit  # imported late: it is slow to import
 
     means = logs[-run * BLOCKS :].unflatten(0, (BLOCKS, run)).mean(1)
     quantile = float(stdtrit(BLOCKS - 1, (1 + confidence) / 2))

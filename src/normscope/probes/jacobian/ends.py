@@ -96,7 +96,7 @@ def contraction_error() -> tuple[float, float]:
     k random directions give Σ σ_i² χ²_k/k. It spreads the most where J has rank one, so the quantiles of
     χ²_k/k give an interval for every spectrum.
     """
-    from scipy.special import gammaincinv  # imported late: it takes 0.2 s
+    from scipy.special import gammaincinv  # imported late: it is slow to import
 
     tail = (1 - CONTRACTION_CONFIDENCE) / 2
     low, high = (2 * float(gammaincinv(NUM_DIRECTIONS / 2, p)) / NUM_DIRECTIONS for p in (1 - tail, tail))
