@@ -33,8 +33,8 @@ def main() -> None:
         num_heads=4,
         dropout_rate=0.0,
         feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
     )
+    config.decoder_start_token_id = 0
     model = T5ForConditionalGeneration(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses, counts = [], torch.zeros(64)
