@@ -260,6 +260,30 @@ def test_a_rate_between_the_candidates_is_tried_again_too(outcome: str, tokens: 
     assert outside not in candidates([outside, *rungs[1:]])
 
 
+@pytest.mark.parametrize("healthy", [0, 1, 3, 4])
+def test_rates_that_may_only_seem_stuck_fill_the_places_of_the_candidates(healthy: int) -> None:
+    """Noise of values hides at first that batches agree, so that few rates may seem to train."""
+    fine = [
+        dataclasses.replace(r, tokens=False, certainty=0.8) for r in ladder(NINE[1], rates=NINE[:healthy])
+    ]
+    stuck = [_stuck(lr, 5.0 + k / 10, 0.3) for k, lr in enumerate(NINE[4:9])]
+    found = candidates([*fine, *stuck])
+    assert found[:healthy] == sorted(fine, key=lambda each: end_loss(each) or 0.0)
+    assert found[healthy:] == stuck[: CANDIDATES - healthy]
+
+
+@pytest.mark.parametrize("change", [{"certainty": 0.05}, {"tokens": True}, {"outcome": "collapses"}])
+def test_rates_that_are_stuck_are_not_tried_again(change: dict[str, object]) -> None:
+    stuck = _stuck(1e-3, 5.0, 0.3)
+    assert candidates([stuck]) == [stuck]
+    assert candidates([dataclasses.replace(stuck, **change)]) == []  # type: ignore[arg-type]
+
+
+def _stuck(lr: float, loss: float, certainty: float) -> Forecast:
+    """A trial on values that seems stuck, on which the forecast is so certain that it trains."""
+    return dataclasses.replace(rung(lr, loss, loss, "plateau"), tokens=False, certainty=certainty)
+
+
 def test_of_many_rates_between_the_candidates_those_with_the_lowest_losses_are_tried() -> None:
     rungs = ladder(NINE[4], rates=NINE)
     ends = [

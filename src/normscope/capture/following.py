@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from normscope.anatomy import Anatomy
-from normscope.capture.alone import CommunicationError, alone, num_processes, require_no_sync
+from normscope.capture.alone import CommunicationError, alone
 from normscope.capture.apart import apart
 from normscope.capture.child import stoppable
 from normscope.capture.counting import Counting
+from normscope.capture.first_batch import autocast_needed, is_share_of_step, why_not_alone
 from normscope.capture.folder import Folder, Settings
 from normscope.capture.script_baseline import ScriptBaseline
 from normscope.capture.start import Start
@@ -28,7 +29,6 @@ from normscope.forecast import (
     ForecastStep,
     forecast,
     forecast_measurements,
-    mean_cross_entropy,
     rates_around,
 )
 from normscope.forecast.certainty import certainty
@@ -45,9 +45,9 @@ from normscope.probes.next_step import at_learning_rate
 from normscope.recording.calls import ITEMS, Forward, Forwards
 from normscope.rules import RULES, parse_codes
 from normscope.rules.remedies import LONGER, needs_rescue
-from normscope.subjects import Run, Subject, call_model, untouched
+from normscope.subjects import Run, Subject, untouched
 from normscope.subjects.assemble import shapes
-from normscope.subjects.feed import is_of_tokens, tensors_of
+from normscope.subjects.feed import is_of_tokens
 from normscope.subjects.repeats import repeated_after, steps_without_repeat
 from normscope.subjects.subject import LOSS_INPUTS
 from normscope.timing import timed
@@ -55,8 +55,6 @@ from normscope.train import CRITERION_STEPS, LiveOptimizers, Recipe, UpdateRatio
 
 TOLD = 50
 """Steps between two lines on the progress, besides those after a measurement."""
-SHARE = 0.1
-"""Largest relative difference of a loss times the number of batches from the mean of its batch."""
 SHARDED = "the weights are sharded over processes (FSDP), and one process cannot run the model alone"
 Paused = Callable[[], AbstractContextManager[None]]
 UNRECORDED = "the loss is not that of one forward of the model alone, computed by PyTorch's functions"
@@ -114,9 +112,7 @@ class Following(Counting):
     def before_step(self, forwards: Sequence[Forward]) -> None:
         is_first = self._check is None
         if is_first:
-            self._only_losses = self._only_losses or self._communication(forwards[0])
-            self._autocast = self._autocast_needed(forwards[0])
-            self._is_share = self._is_share_of_step(forwards)
+            self._examine(forwards)
         if self._is_share:
             forwards = [forward.times(len(forwards)) for forward in forwards]
         for forward in forwards:
@@ -133,6 +129,23 @@ class Following(Counting):
                 self._gradients = self._gradient_norms()
                 self._ratio = UpdateRatio(self.model)
                 self._ratio.before()
+
+    def _examine(self, forwards: Sequence[Forward]) -> None:
+        """Find out from the first step how the model can be run, and what its losses are."""
+        run, batch = self.run, forwards[0].batch
+        if not self._only_losses:
+            precision = None if run.precision == "float32" else getattr(torch, run.precision)
+            with self._apart(precision):
+                self._only_losses = why_not_alone(run.model, batch)
+        if self._only_losses:
+            return
+        with self._apart():
+            self._autocast = autocast_needed(run, batch)
+        if len(forwards) > 1 and forwards[0].recording is not None and ITEMS not in batch:
+            self.kept.add(forwards[0])
+            subject, self.kept = self._subject(forwards[0]), Forwards()
+            with self._apart():
+                self._is_share = is_share_of_step(subject, forwards)
 
     def also_steps_on(self, loss: Tensor) -> None:
         self.losses[-1] += float(loss)
@@ -531,52 +544,6 @@ class Following(Counting):
 
     def _tell(self, words: str, done: int) -> None:
         self.folder.note(progress=words)
-
-    def _autocast_needed(self, first: Forward) -> torch.dtype | None:
-        """The run's autocast, if the model cannot run without it; None looks at its own dtype."""
-        if self.run.precision == "float32" or self._only_losses:
-            return None
-        with self._apart(), untouched(self.model), torch.no_grad():
-            try:
-                call_model(self.model.eval(), first.batch)
-            except RuntimeError:
-                return getattr(torch, self.run.precision)
-        return None
-
-    def _communication(self, first: Forward) -> str:
-        """The reason why the model cannot run alone, where several processes train; empty if it can."""
-        if num_processes() == 1:
-            return ""
-        precision = None if self.run.precision == "float32" else getattr(torch, self.run.precision)
-        try:
-            require_no_sync(self.model)
-            with self._apart(precision), untouched(self.model):
-                outputs = call_model(self.model, first.batch)
-                parts = [output.float().sum() for output in tensors_of(outputs) if output.requires_grad]
-                torch.stack(parts).sum().backward()
-                with torch.no_grad():
-                    call_model(self.model.eval(), first.batch)
-        except CommunicationError as error:
-            return str(error)
-        except Exception:  # the look fails in the same way, and says so
-            return ""
-        return ""
-
-    def _is_share_of_step(self, forwards: Sequence[Forward]) -> bool:
-        """Whether each loss is its batch's mean divided by the number of batches of the step.
-
-        A loop may divide the sum over the targets of a batch by the number of targets in all batches of its
-        step. The batches of a `Run` have losses of which the mean is taken.
-        """
-        first, count = forwards[0], len(forwards)
-        if count == 1 or first.recording is None or ITEMS in first.batch or self._only_losses:
-            return False
-        self.kept.add(first)
-        subject, self.kept = self._subject(first), Forwards()
-        with self._apart(), untouched(self.model):
-            mean = mean_cross_entropy(subject, first.batch)
-        whole = float(first.loss) * count
-        return mean is not None and abs(whole - mean) < SHARE * mean
 
     @contextmanager
     def _apart(self, autocast: torch.dtype | None = None) -> Iterator[None]:

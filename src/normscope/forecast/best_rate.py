@@ -77,8 +77,9 @@ def _cut(rung: Forecast, steps: int) -> Forecast:
 def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     """The rungs that may be the best: the `CANDIDATES` with the lowest predicted losses.
 
-    A trial that was stopped half-way is one too, if it was ahead of one of these by then; and so are rungs
-    between these. There are none where no rate can be named, however long the trials: without a loss to beat.
+    A trial that was stopped half-way is one too, if it was ahead of one of these by then. Where fewer do not
+    fail, rungs that may only seem stuck take the places that are left. Rungs between these are too.
+    There are none where no rate can be named, however long the trials: without a loss to beat.
     """
     if not any(rung.trains or rung.baseline.loss is not None for rung in rungs):
         return []
@@ -86,8 +87,10 @@ def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     stopped = [rung for rung in _healthy(rungs) if rung not in chosen and rung.is_half]
     half = min((rung.last_step for rung in stopped), default=0)
     ends = [end for rung in chosen if (end := end_loss(_cut(rung, half))) is not None]
-    ahead = [r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)]
-    return [*chosen, *ahead, *_between([*chosen, *ahead], rungs)]
+    chosen += [r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)]
+    stuck = [rung for rung in rungs if rung.failed and not rung.is_sure and _may_recover(rung)]
+    chosen += sorted(stuck, key=_last_loss)[: max(0, CANDIDATES - len(chosen))]
+    return [*chosen, *_between(chosen, rungs)]
 
 
 def _between(chosen: Sequence[Forecast], rungs: Sequence[Forecast]) -> list[Forecast]:
@@ -99,7 +102,11 @@ def _between(chosen: Sequence[Forecast], rungs: Sequence[Forecast]) -> list[Fore
     rates = [rung.lr for rung in chosen]
     left_out = [rung for rung in rungs if rung not in chosen and rung.curve and _may_recover(rung)]
     inside = [rung for rung in left_out if rates and min(rates) < rung.lr < max(rates)]
-    return sorted(inside, key=lambda rung: rung.curve[-1].loss)[:MOST_BETWEEN]
+    return sorted(inside, key=_last_loss)[:MOST_BETWEEN]
+
+
+def _last_loss(rung: Forecast) -> float:
+    return rung.curve[-1].loss
 
 
 def _may_recover(rung: Forecast) -> bool:
