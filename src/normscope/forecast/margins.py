@@ -1,6 +1,7 @@
 """Margins of a trial's curve: how far the run is, in pace, life and pull, from one that does not train."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from normscope.forecast.thresholds import (
     TRANSIENT,
 )
 from normscope.subjects.subject import Baseline
+from normscope.train import CRITERION_STEPS
 
 
 def margins_of(
@@ -53,7 +55,7 @@ def margins_of(
         margins["pace"] = found + AGREEMENT * mean - 1
         if ahead is not None:
             margins["pace"] += min(MOST_LEAD, LEAD * (NEAR - baseline.above(ahead)))
-    held = rise(curve, baseline, "pace" in margins)
+    held = rise(curve, baseline, warmup, far="pace" in margins)
     if not tokens and held is not None:
         margins["held"] = (HELD - held) / (2 * HELD)
     return margins
@@ -69,18 +71,68 @@ def life(curve: Sequence[ForecastStep]) -> float:
     return math.log10(max(sinking_diversity(curve), 1e-15) / SUNK) / 2
 
 
-def rise(curve: Sequence[ForecastStep], baseline: Baseline, far: bool = False) -> float | None:
-    """Units by which the mean loss rose in the second half, or is above the baseline; the larger of both.
+def rise(
+    curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0, *, far: bool = False
+) -> float | None:
+    """Units by which the mean loss rose in the second half, or will be above the baseline; the larger one.
 
-    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet.
+    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet. Neither need
+    one that gets `LEARNT` under it if its loss goes on falling as that of the fixed batch does.
     """
-    last = curve[-1]
-    half = half_way(curve)
+    if (losses := second_half(curve, baseline)) is None:
+        return None
+    before, now = losses
+    risen = now - before
+    if far or risen < -LEARNT:
+        return risen
+    return max(risen, min(now, now - _further_fall(curve, baseline, warmup) + LEARNT))
+
+
+def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int) -> float:
+    """Units by which the loss falls until the end of a run if the falls go on as those of the fixed batch.
+
+    Each further half of a trial's steps has the fall of the one before, times `steadiness`. The batch is the
+    same each time, so that it shows a slow fall that the mean loss of other batches hides.
+    """
+    ratio, half, last = steadiness(curve, baseline, warmup), half_way(curve), curve[-1]
+    if ratio == 0:
+        return 0.0
+    fall = _fall_in_step(half, last, baseline, warmup) * _steps_between(half.step, last.step, warmup)
+    left = max(0.0, _steps_between(last.step, CRITERION_STEPS, warmup))
+    num = left / _steps_between(half.step, last.step, warmup)
+    return fall * (num if ratio == 1 else ratio * (1 - ratio**num) / (1 - ratio))
+
+
+def steadiness(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float:
+    """Fall in a step of the fixed batch's loss in the second half over that in the first; at most 1.
+
+    0 where the loss does not fall in both.
+    """
+    half, last = half_way(curve), curve[-1]
+    if baseline.loss is None or not curve[0].step < half.step < last.step:
+        return 0.0
+    ends = (curve[0], half, last)
+    first, second = (_fall_in_step(*pair, baseline, warmup) for pair in itertools.pairwise(ends))
+    return min(1.0, second / first) if first > 0 and second > 0 else 0.0
+
+
+def _fall_in_step(start: ForecastStep, end: ForecastStep, baseline: Baseline, warmup: int) -> float:
+    """Units by which the loss of the fixed batch falls in a step between two measurements."""
+    fall = baseline.above(start.loss) - baseline.above(end.loss)
+    return fall / _steps_between(start.step, end.step, warmup)
+
+
+def second_half(curve: Sequence[ForecastStep], baseline: Baseline) -> tuple[float, float] | None:
+    """Units by which the mean loss is above the baseline half-way and at the end; None where unknown."""
+    half, last = half_way(curve), curve[-1]
     if baseline.loss is None or last.recent_loss is None or half.recent_loss is None:
         return None
-    now = above(last, baseline)
-    risen = now - above(half, baseline)
-    return risen if far or risen < -LEARNT else max(risen, now)
+    return above(half, baseline), above(last, baseline)
+
+
+def _steps_between(first: int, last: int, warmup: int) -> float:
+    """Steps from `first` to `last`, counted at the full learning rate."""
+    return at_full_rate(last, warmup) - at_full_rate(first, warmup)
 
 
 def pace(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float | None:
@@ -90,14 +142,13 @@ def pace(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> 
     entropy differs by 0.1 nats from the text's. None where the entropy is unknown, or where the loss starts
     or has come near it.
     """
-    first, last = curve[0], curve[-1]
-    half = half_way(curve)
-    if baseline.loss is None or last.recent_loss is None or half.recent_loss is None or half is last:
+    last, half = curve[-1], half_way(curve)
+    if (losses := second_half(curve, baseline)) is None or half is last:
         return None
-    start, before, now = baseline.above(first.loss), above(half, baseline), above(last, baseline)
+    start, (before, now) = baseline.above(curve[0].loss), losses
     if start < BEGUN or now < ARRIVED * start:
         return None
-    steps = at_full_rate(last.step, warmup) - at_full_rate(half.step, warmup)
+    steps = _steps_between(half.step, last.step, warmup)
     return math.log(max(before, 1e-3) / now) * TIME_CONSTANT / steps
 
 

@@ -22,6 +22,7 @@ from normscope.forecast.margins import (
     mean_shows_it,
     own_baseline,
     pull,
+    steadiness,
     with_all_baselines,
 )
 from normscope.forecast.record import ForecastStep, Outcome
@@ -37,6 +38,7 @@ from normscope.forecast.thresholds import (
     LONG,
     PARTED,
     SHARED,
+    STEADY,
     WORSE,
     WORST,
 )
@@ -151,7 +153,7 @@ def _by_trial(
     if not last.diversity:
         return _by_loss(curve, baseline, margins, name)
     if not tokens:
-        return _by_agreement(curve, margins, baseline, name)
+        return _by_agreement(curve, margins, baseline, name, warmup)
     found = _by_margins(curve, margins, score, name)
     if hidden == "mask" and found.outcome == "trains":
         return Decision("undecided", f"{found.reason}. {HIDES}")
@@ -263,7 +265,7 @@ def _by_margins(
 
 
 def _by_agreement(
-    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: Baseline, name: str
+    curve: Sequence[ForecastStep], margins: Mapping[str, float], baseline: Baseline, name: str, warmup: int
 ) -> Decision:
     """Decide a run on measured values, such as images or series: do batches agree on what to learn?
 
@@ -287,7 +289,7 @@ def _by_agreement(
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
             said += f"not clearly under the {to_beat}"
         return Decision("plateau", said, score=score)
-    if margins.get("held", 0.0) < 0:
+    if margins.get("held", 0.0) < 0 and steadiness(curve, baseline, warmup) < STEADY:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
         said = f"{losses}; it has risen, or is above the {to_beat}"
         return Decision("plateau", said, score=score)

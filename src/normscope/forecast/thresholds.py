@@ -22,5 +22,6 @@ ALIGNED = 3.0  # weight of alignment beside coherence: one is small where the ot
 ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: noise has less
 SHARED = 0.12  # pull of a run on measured values that uses its input; noise has under 0.08
 HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
+STEADY = 0.5  # share of the fall in the first half that a slow run has in the second; a stuck one has less
 DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 WORST = -3.0  # the lowest score
