@@ -398,6 +398,7 @@ def try_others(run: Check, progress: Begun, done: int) -> None:
         run.notes.extend(run.ladder.notes)
         if not run.is_script:  # a script's own steps count more than a copy's, which repeat its batches
             run.forecast = run.ladder.longest(run.forecast)
+        run.forecast = run.ladder.with_chances(run.forecast)
         run.ladder = beside_trial(run.ladder, run.forecast, max(run.config.steps, LADDER_STEPS))
     if run.try_remedies:
         done += bool(run.rates)

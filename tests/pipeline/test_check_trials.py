@@ -85,6 +85,27 @@ def test_both_are_in_the_report_and_in_the_cost(trials: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(report.to_json()), schema("report"))
 
 
+OTHER = (ForecastStep(0, 5.0, 5.0, {}),)
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"), [({}, True), ({"outcome": "slow"}, False), ({"curve": OTHER}, False)]
+)
+def test_a_trial_has_the_probabilities_of_its_row_in_the_table(
+    change: dict[str, Any], counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row's know the other rates: beside the limit, a run may go either way."""
+    trial = replace(said("trains"), lr=3e-4, steps=2, certainty=0.99)
+    rung = replace(trial, certainty=0.87, divergence=0.2, **change)
+    ladder = LadderForecast((rung,), 3e-4, "not needed", 0)
+    monkeypatch.setattr(pipeline, "forecast_ladder", lambda *given, **options: ladder)
+    monkeypatch.setattr(pipeline, "forecast", lambda *given: trial)
+    report = checked(forecast_rates=[3e-4])
+    assert report.forecast is not None
+    expected = (0.87, 0.2) if counts else (0.99, trial.divergence)
+    assert (report.forecast.certainty, report.forecast.divergence) == expected
+
+
 @pytest.mark.parametrize(
     ("steps", "rate", "counts"), [(36, 3e-4, True), (1, 3e-4, False), (2, 3e-4, False), (36, 1e-3, False)]
 )

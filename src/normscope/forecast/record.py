@@ -1,7 +1,7 @@
 """Types of a forecast of a run from a few training steps."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from normscope.subjects.subject import Baseline
@@ -262,6 +262,13 @@ class LadderForecast:
         """The longer one of `trial` and the rung of the same run: the one that a verdict rests on."""
         again = self.same_run(trial)
         return trial if again is None or again.last_step <= trial.last_step else again
+
+    def with_chances(self, trial: Forecast) -> Forecast:
+        """`trial` with the probabilities of its rung, which know the others, if that is the same trial."""
+        again = self.same_run(trial)
+        if again is None or again is trial or (again.curve, again.outcome) != (trial.curve, trial.outcome):
+            return trial
+        return replace(trial, certainty=again.certainty, divergence=again.divergence)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for the report's JSON."""
