@@ -9,9 +9,10 @@ import pytest
 
 from normscope.anatomy import read_anatomy
 from normscope.forecast import forecast, rule
+from normscope.forecast.margins import rise
 from normscope.forecast.record import ForecastStep
 from normscope.forecast.rule import Decision
-from normscope.forecast.thresholds import LONG, SHARED
+from normscope.forecast.thresholds import LEARNT, LONG, SHARED
 from normscope.subjects import load
 from normscope.subjects.subject import Baseline
 from normscope.train import Recipe
@@ -67,6 +68,44 @@ def test_batches_of_values_that_agree_train(curve: Curve, baseline: float | None
     if said.score is not None:
         assert (said.score > 0) == (outcome == "trains")
     assert "unigram" not in said.reason
+
+
+@pytest.mark.parametrize(
+    ("fixed", "outcome"),
+    [
+        ((2.40, 2.385, 2.37), "trains"),  # 0.015 in 18 steps, and 264 are left: it gets 0.1 under 2.304
+        ((2.40, 2.398, 2.396), "slow"),
+        ((2.40, 2.36, 2.345), "plateau"),  # the fall of the first steps ends, as at a rate that is too large
+        ((2.40, 2.395, 2.397), "plateau"),
+        ((2.38, 2.39, 2.37), "plateau"),
+    ],
+)
+def test_a_slow_fall_needs_time(fixed: tuple[float, float, float], outcome: str) -> None:
+    """The mean losses of other batches hide it: that of the fixed batch shows it."""
+    curve = [
+        ForecastStep(18 * k, loss, loss, {"series": 0.5}, 0.8, alignment=0.1, recent_loss=2.37)
+        for k, loss in enumerate(fixed)
+    ]
+    assert decide(curve, 2.304, tokens=False).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("fixed", "falls"),
+    [
+        ((2.50, 2.4625, 2.4325), [0.03 * 0.8**k for k in range(1, 14)]),
+        ((2.50, 2.495, 2.485), [0.01] * 13),  # a fall that grows is taken to stay
+    ],
+)
+def test_a_slow_fall_goes_on_as_the_last_ones_did(
+    fixed: tuple[float, float, float], falls: list[float]
+) -> None:
+    """Each further half of the trial's steps, of which 13 are left, has the fall of the one before."""
+    curve = [
+        ForecastStep(20 * k, loss, loss, {"series": 0.5}, 0.8, alignment=0.1, recent_loss=2.37)
+        for k, loss in enumerate(fixed)
+    ]
+    assert rise(curve, Baseline.of(2.304, None)) == pytest.approx(2.37 - sum(falls) + LEARNT - 2.304)
+    assert rise(curve[:2], Baseline.of(2.304, None)) == pytest.approx(2.37 - 2.304), "there are no two falls"
 
 
 def test_a_larger_rate_that_has_learnt_shows_that_the_batches_agree() -> None:

@@ -53,10 +53,11 @@ def read_by(reader: Any) -> Anatomy:
     return Anatomy(tuple(replace(stack, read_by=reader) for stack in anatomy(final=False).stacks))
 
 
-def ending(rms: float) -> Case:
-    """A Pre-LN stack without a final norm whose last state has this RMS."""
+def ending(rms: float, start: float = 0.02) -> Case:
+    """A Pre-LN stack without a final norm whose input and last state have this RMS."""
     reading = anatomy(final=False)
-    return case(("stream/rms", reading.blocks[-1].site, rms), reading=reading)
+    ends = ("stream/rms", "layers.input", start), ("stream/rms", reading.blocks[-1].site, rms)
+    return case(*ends, reading=reading)
 
 
 def partly(reading: Anatomy) -> Anatomy:
@@ -124,6 +125,12 @@ def with_one_key(starving: Case) -> Case:
     """The same where no query of any attention sees two keys."""
     rows = [not_measured("attention/entropy", f"layers.{i}.attn", ONE_KEY) for i in range(12)]
     return replace(starving, table=Measurements([*starving.table, *rows]))
+
+
+def with_no_starved_weights(starving: Case) -> Case:
+    """The same where every weight gets a gradient once tensors of zeros have left zero."""
+    row = Measurement("wiring/num-starved", "", 0.0)
+    return replace(starving, table=Measurements([*starving.table, row]))
 
 
 def starved_queries() -> Case:
@@ -298,6 +305,8 @@ PAIRS: dict[str, list[Pair]] = {
             case(reading=read_by("norm")),
         ),
         Pair("2 blocks of our runs", N, ending(1.65), case()),
+        Pair("it grows", W, ending(7.5 * structure.KEPT * OVER, 7.5), case()),
+        Pair("it keeps its size", N, ending(7.5 * structure.KEPT * UNDER, 7.5), case()),
         Pair("12 blocks of our runs", W, ending(2.73), case()),
         Pair("unit size is a note", N, ending(structure.UNIT * UNDER), case()),
         Pair("larger is a warning", W, ending(structure.UNIT * OVER), case()),
@@ -411,6 +420,13 @@ PAIRS: dict[str, list[Pair]] = {
         Pair("keys are fed", W, starved(gradient.STARVED * UNDER), starved_queries()),
         Pair("few", N, starved(gradient.STARVED * UNDER, 5), starved(gradient.STARVED * OVER, 5)),
         Pair("one key", W, starved(0.0), with_one_key(starved(0.0))),
+        Pair("behind a zero start", W, starved(0.0), with_no_starved_weights(starved(0.0))),
+        Pair(
+            "nearly zero",
+            W,
+            with_no_starved_weights(starved(1e-30)),
+            with_no_starved_weights(starved(0.0)),
+        ),
     ],
     "NS304": [
         Pair(

@@ -460,6 +460,21 @@ def test_outputs_for_every_pair_of_samples_mix_them_by_design_without_a_loss_too
     assert "every pair" in row.how
 
 
+class PairFeatures(Pairs):
+    """Features (B, B, C) of every pair, as of X-CLIP's texts beside each video."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.left(a).mean(1)[:, None] * self.right(b).mean(1)[None]
+
+
+def test_features_of_every_pair_of_samples_mix_them_by_design() -> None:
+    batch = {"a": miswired.text(), "b": miswired.text().flip(1)}
+    report = checked(PairFeatures(), batch)
+    (row,) = (row for row in report.measurements if row.quantity == "wiring/other-samples")
+    assert "every pair" in row.how
+    assert not [f for f in report.findings if f.code == "NS702"]
+
+
 class MixedLabels(Pairs):
     """As many labels as samples, each from the mean over all samples."""
 

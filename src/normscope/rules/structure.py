@@ -15,6 +15,8 @@ SMALL_UPDATE = 0.5
 """Median update-to-stream ratio under which a Post-LN stack counts as initialised small."""
 UNIT = 2.0
 """Factor within which the size of a stream counts as that of a normalised one."""
+KEPT = 1.1
+"""Factor within which a stack counts as handing on the size of the stream that it was given."""
 _MOST_REASONS = 3
 POST_LN_REMEDIES = frozenset({"deepnorm", "admin", "b2t", "keel", "residual-dual", "hybridnorm"})
 
@@ -78,8 +80,9 @@ def _plain_post(branch: Branch) -> bool:
         values whose scale depends on depth and changes while training, and with it the effective learning
         rate of the head.""",
     threshold=f"""A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no
-        norm after its last block. A note where the stream is the model's output and no weight reads it, and
-        where the RMS of its last state lies between 1/{UNIT:g} and {UNIT:g}: a norm would hardly change it.
+        norm after its last block. A note where the stream is the model's output and no weight reads it,
+        where the RMS of its last state lies between 1/{UNIT:g} and {UNIT:g} (a norm would hardly change
+        it), and where that is within ×{KEPT:g} of the RMS of its input (branches that start small).
         Silent where nothing but linear maps lies between the stream and a norm (the neck of a vision
         backbone): the norm then hides the stream's size.""",
     source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN language
@@ -102,13 +105,16 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
             message += f" Its output has RMS {figure(rms[last.site])}."
         if stack.read_by == "nothing":
             message += " No weight of the model reads it: normalise it in what does."
-        grave = stack.read_by == "weights" and not _is_unit(rms.get(last.site))
+        end, start = rms.get(last.site), rms.get(f"{stack.name}.input")
+        grave = (
+            stack.read_by == "weights" and not _is_within(UNIT, end, 1.0) and not _is_within(KEPT, end, start)
+        )
         yield Hit(note_or_warning(grave), (last.site,), message, case.rows((last.site,), "stream/rms"))
 
 
-def _is_unit(rms: float | None) -> bool:
-    """True for about the size that a norm would give; False where it was not measured."""
-    return rms is not None and 1 / UNIT <= rms <= UNIT
+def _is_within(factor: float, rms: float | None, other: float | None) -> bool:
+    """Whether two sizes of a stream differ by at most `factor`; False where one was not measured."""
+    return rms is not None and other is not None and other / factor <= rms <= other * factor
 
 
 def _open_stream(stack: Stack) -> bool:

@@ -205,13 +205,14 @@ class _Flow:
         return not_measured(OTHERS, "", "the outputs do not depend on the inputs")
 
     def _compares_pairs(self) -> bool:
-        """Whether the output is (B, B) because the batch has B samples: it is (B - 1, B - 1) for one less."""
-        if self.before is None or self.before.shape != (self.size, self.size) or self.axis:
+        """Whether the output is (B, B, …) because the batch has B samples: (B - 1, B - 1, …) for one less."""
+        if self.before is None or self.before.shape[:2] != (self.size, self.size) or self.axis:
             return False
         tensors = (t for t in tree_leaves(self.subject.batch) if isinstance(t, Tensor) and t.ndim)
         fewer = {id(t): t[:-1] for t in tensors if t.shape[0] == self.size}
         output = run_without_graph(self.subject, with_tensors(self.subject.batch, fewer))
-        return output is not None and output.shape == (self.size - 1, self.size - 1)
+        expected = (self.size - 1, self.size - 1, *self.before.shape[2:])
+        return output is not None and output.shape == expected
 
     def _mixing(self) -> Measurement | None:
         batch = self._changed(whole=self.whole, part=None)
