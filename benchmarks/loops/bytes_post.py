@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-STEPS, LAST, SEQUENCES, TOKENS = 300, 20, 12, 32
+STEPS, LAST, SEQUENCES, TOKENS = 300, 20, 12, 40
 WIDTH, HEADS, DEPTH = 48, 4, 12
 
 
