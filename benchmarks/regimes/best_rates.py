@@ -98,11 +98,16 @@ def named(ladder: Scored) -> Named:
     """The rate that the rule names from a ladder's stored measurements."""
     rungs = [forecast_of(cell.forecast) for cell in ladder.cells]
     said = best_rate(rungs, _refined(rungs))
+    return Named(ladder, said, best_of_replicas(ladder))
+
+
+def best_of_replicas(ladder: Scored) -> tuple[float, ...]:
+    """The learning rate of the lowest loss at the end, by replica."""
     best = []
     for number in range(len(ladder.cells[0].runs)):
         ended = [cell for cell in ladder.cells if cell.runs[number]["last"] is not None]
         best.append(min(ended, key=lambda cell: cell.runs[number]["last"]).forecast["lr"])
-    return Named(ladder, said, tuple(best))
+    return tuple(best)
 
 
 def _refined(rungs: Sequence[Forecast]) -> int:

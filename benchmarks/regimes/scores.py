@@ -81,14 +81,23 @@ class Scored:
         return self.name.split(":")[0]
 
     @property
-    def largest_is_right(self) -> bool:
-        """Whether the predicted largest learning rate that trains is that of a replica, or between two."""
-        said = _largest(cell.forecast["lr"] for cell in self.cells if cell.forecast["outcome"] == "trains")
-        trained = [
+    def largest(self) -> float:
+        """The predicted largest learning rate that trains; 0 without any."""
+        return _largest(cell.forecast["lr"] for cell in self.cells if cell.forecast["outcome"] == "trains")
+
+    @property
+    def largest_of_replicas(self) -> tuple[float, ...]:
+        """The largest learning rate that trains, by replica; 0 without any."""
+        return tuple(
             _largest(cell.forecast["lr"] for cell in self.cells if cell.runs[number]["trains"])
             for number in range(len(self.cells[0].runs))
-        ]
-        return min(trained) / NEAR <= said <= max(trained) * NEAR
+        )
+
+    @property
+    def largest_is_right(self) -> bool:
+        """Whether the predicted largest learning rate that trains is that of a replica, or between two."""
+        trained = self.largest_of_replicas
+        return min(trained) / NEAR <= self.largest <= max(trained) * NEAR
 
     @property
     def cost(self) -> float:

@@ -1,0 +1,94 @@
+"""The training scripts of `benchmarks.loops`: their records and scores, on made-up runs."""
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.loops import forecasts, scores
+from benchmarks.loops.scripts import FOLDER, SCRIPTS, command, run
+from benchmarks.loops.truth import trained, trains
+from benchmarks.regimes.case import RATES
+from benchmarks.regimes.scores import ladders
+
+SCRIPT = """
+import json, sys
+said = {"last": None, "own_baseline": 2.0, "unit": 1.0, "curve": [2.5, None]}
+print("step 1")
+print(json.dumps(said | {"lr": float(sys.argv[2]), "seed": int(sys.argv[4])}))
+"""
+
+
+def test_every_script_of_the_folder_is_listed() -> None:
+    held = {file.stem for file in FOLDER.glob("*.py") if "def main" in file.read_text("utf-8")}
+    assert held == {*SCRIPTS, "forecasts", "scores", "truth"}
+
+
+@pytest.mark.parametrize(
+    ("last", "baseline", "unit", "right"),
+    [(1.9, 2.0, 1.0, True), (1.91, 2.0, 1.0, False), (0.44, 0.5, 0.5, True), (None, 2.0, 1.0, False)],
+)
+def test_a_run_trains_a_tenth_of_its_unit_under_the_baseline(
+    last: float | None, baseline: float, unit: float, right: bool
+) -> None:
+    assert trains(last, baseline, unit) == right
+
+
+def test_the_last_line_of_a_script_is_its_record(tmp_path: Any) -> None:
+    file = tmp_path / "toy.py"
+    file.write_text(SCRIPT)
+    found = trained(file, 1e-3, 2)
+    assert (found["case"], found["lr"], found["replica"], found["trains"]) == ("toy", 1e-3, 2, False)
+    assert found["curve"] == [2.5, None]
+    file.write_text("raise SystemExit('it broke')")
+    with pytest.raises(RuntimeError, match="it broke"):
+        trained(file, 1e-3, 2)
+
+
+def test_a_script_that_cannot_be_forecast_is_not_measured(tmp_path: Any) -> None:
+    file = tmp_path / "toy.py"
+    file.write_text("print('nothing to train')")
+    found = forecasts.forecasts(file)
+    assert [each["lr"] for each in found] == list(RATES)
+    assert {each["outcome"] for each in found} == {"not measured"}
+    assert found[0]["best"]["rate"] is None
+    assert "expected a script that trains" in found[0]["best"]["reason"]
+    assert run(command(file, 1e-3, 0))[0].stdout == "nothing to train\n"
+
+
+def test_figures_that_are_not_finite_are_null() -> None:
+    assert forecasts._plain({"a": ["nan", "inf", 1 / 3, None, 3], "reason": "information"}) == {
+        "a": [None, None, 0.333333, None, 3],
+        "reason": "information",
+    }
+
+
+def test_a_script_is_scored_by_the_rates_that_the_command_named() -> None:
+    best = {"rate": 1e-3, "low": 5e-4, "high": 2e-3, "reason": "why", "warmup": 0}
+    said = [
+        {"case": "toy", "lr": lr, "outcome": outcome, "reason": "why", "certainty": certainty}
+        | {"seconds": 1.0, "curve": [], "best": best, "largest_rate": 1e-3}
+        for lr, outcome, certainty in (
+            (1e-4, "trains", 0.99),
+            (1e-3, "trains", 0.95),
+            (1e-2, "diverges", 0.02),
+        )
+    ]
+    runs = [
+        {"case": "toy", "replica": seed, "lr": lr, "last": last, "trains": last < 1.9, "seconds": 10.0}
+        | {"baseline": 2.0, "own_baseline": 2.0, "curve": [1.0] * 15}
+        for seed in range(3)
+        for lr, last in ((1e-4, 1.5), (1e-3, 1.0), (1e-2, 3.0 if seed else 1.85))
+    ]
+    found, _ = ladders(runs, said)
+    text = scores.table([scores.named(ladder) for ladder in found])
+    assert "toy: sure cells right 2 of 2; cells right 2 of 2" in text
+    assert "sure at the edge 1 of 1" in text
+    assert "largest 0.001, seeds 0.01 0.001 0.001: right" in text
+    assert "best 0.001 (0.0005 0.002), seeds 0.001 0.001 0.001: right, 0.0 % of the fall lost" in text
+    assert "best right on 1 of 1; 0.0 % of the fall lost (median)" in text
+    worse = [rung | {"best": best | {"rate": 1e-4}} for rung in said]
+    (ladder,), _ = ladders(runs, worse)
+    assert not scores.named(ladder).is_right
+    assert scores.named(ladder).excess == pytest.approx(0.5)
+    assert math.isclose(ladder.cost, 0.1)
