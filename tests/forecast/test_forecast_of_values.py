@@ -108,6 +108,30 @@ def test_a_slow_fall_goes_on_as_the_last_ones_did(
     assert rise(curve[:2], Baseline.of(2.304, None)) == pytest.approx(2.37 - 2.304), "there are no two falls"
 
 
+@pytest.mark.parametrize(("before", "end"), [(2.41, 0.066 * (0.066 / 0.086) ** 13), (2.38, 0.066)])
+def test_the_excess_of_the_mean_loss_shrinks_on_by_a_factor(before: float, end: float) -> None:
+    """0.02 of its fall is taken for noise; the fixed batch's loss rises here, and says nothing."""
+    curve = [
+        ForecastStep(20 * k, None, 2.4 + k / 100, {"series": 0.5}, 0.8, alignment=0.1, recent_loss=loss)
+        for k, loss in enumerate((None, before, 2.37))
+    ]
+    assert rise(curve, Baseline.of(2.304, None)) == pytest.approx(end)
+
+
+def test_a_slow_fall_is_counted_in_units_of_the_loss() -> None:
+    """A tenth of the loss and of its unit are the same run."""
+    falls = [(2.50, 2.37), (2.4625, 2.37), (2.4325, 2.37)]
+
+    def run(scale: float) -> float | None:
+        curve = [
+            ForecastStep(20 * k, None, scale * loss, {"series": 0.5}, recent_loss=scale * mean)
+            for k, (loss, mean) in enumerate(falls)
+        ]
+        return rise(curve, Baseline(2.304 * scale, scale, False))
+
+    assert run(0.1) == pytest.approx(run(1.0))
+
+
 def test_a_larger_rate_that_has_learnt_shows_that_the_batches_agree() -> None:
     """Under noise the pull is small at step 36 in runs that train."""
     curve = seen(2.31, (2.305, 2.303), 0.9, 0.05)

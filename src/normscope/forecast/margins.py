@@ -76,8 +76,10 @@ def rise(
 ) -> float | None:
     """Units by which the mean loss rose in the second half, or will be above the baseline; the larger one.
 
-    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet. Neither need
-    one that gets `LEARNT` under it if its loss goes on falling as that of the fixed batch does.
+    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet. The loss of
+    another may fall on in two ways: what the mean loss is above the baseline shrinks by the same factor in as
+    many steps, where `HELD` of its fall was noise; or it falls as that of the fixed batch, which must bring
+    it `LEARNT` under the baseline.
     """
     if (losses := second_half(curve, baseline)) is None:
         return None
@@ -85,7 +87,11 @@ def rise(
     risen = now - before
     if far or risen < -LEARNT:
         return risen
-    return max(risen, min(now, now - _further_fall(curve, baseline, warmup) + LEARNT))
+    by_mean = now
+    if 0 < now < before - HELD:
+        by_mean *= (now / (before - HELD)) ** _halves_left(curve, warmup)
+    by_fixed = now - _further_fall(curve, baseline, warmup) + LEARNT
+    return max(risen, min(now, by_mean, by_fixed))
 
 
 def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int) -> float:
@@ -94,32 +100,32 @@ def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int
     Each further half of a trial's steps has the fall of the one before, times `steadiness`. The batch is the
     same each time, so that it shows a slow fall that the mean loss of other batches hides.
     """
-    ratio, half, last = steadiness(curve, baseline, warmup), half_way(curve), curve[-1]
+    ratio = steadiness(curve, warmup)
     if ratio == 0:
         return 0.0
-    fall = _fall_in_step(half, last, baseline, warmup) * _steps_between(half.step, last.step, warmup)
-    left = max(0.0, _steps_between(last.step, CRITERION_STEPS, warmup))
-    num = left / _steps_between(half.step, last.step, warmup)
-    return fall * (num if ratio == 1 else ratio * (1 - ratio**num) / (1 - ratio))
+    fall, num = half_way(curve).loss - curve[-1].loss, _halves_left(curve, warmup)
+    return fall / baseline.unit * (num if ratio == 1 else ratio * (1 - ratio**num) / (1 - ratio))
 
 
-def steadiness(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float:
+def _halves_left(curve: Sequence[ForecastStep], warmup: int) -> float:
+    """How often the steps of the second half fit into those that are left of a run."""
+    left = max(0.0, _steps_between(curve[-1].step, CRITERION_STEPS, warmup))
+    return left / _steps_between(half_way(curve).step, curve[-1].step, warmup)
+
+
+def steadiness(curve: Sequence[ForecastStep], warmup: int = 0) -> float:
     """Fall in a step of the fixed batch's loss in the second half over that in the first; at most 1.
 
     0 where the loss does not fall in both.
     """
     half, last = half_way(curve), curve[-1]
-    if baseline.loss is None or not curve[0].step < half.step < last.step:
+    if not curve[0].step < half.step < last.step:
         return 0.0
-    ends = (curve[0], half, last)
-    first, second = (_fall_in_step(*pair, baseline, warmup) for pair in itertools.pairwise(ends))
+    first, second = (
+        (start.loss - end.loss) / _steps_between(start.step, end.step, warmup)
+        for start, end in itertools.pairwise((curve[0], half, last))
+    )
     return min(1.0, second / first) if first > 0 and second > 0 else 0.0
-
-
-def _fall_in_step(start: ForecastStep, end: ForecastStep, baseline: Baseline, warmup: int) -> float:
-    """Units by which the loss of the fixed batch falls in a step between two measurements."""
-    fall = baseline.above(start.loss) - baseline.above(end.loss)
-    return fall / _steps_between(start.step, end.step, warmup)
 
 
 def second_half(curve: Sequence[ForecastStep], baseline: Baseline) -> tuple[float, float] | None:

@@ -289,7 +289,7 @@ def _by_agreement(
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
             said += f"not clearly under the {to_beat}"
         return Decision("plateau", said, score=score)
-    if margins.get("held", 0.0) < 0 and steadiness(curve, baseline, warmup) < STEADY:
+    if margins.get("held", 0.0) < 0 and steadiness(curve, warmup) < STEADY:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
         said = f"{losses}; it has risen, or is above the {to_beat}"
         return Decision("plateau", said, score=score)
