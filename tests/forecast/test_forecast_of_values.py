@@ -118,6 +118,22 @@ def test_the_excess_of_the_mean_loss_shrinks_on_by_a_factor(before: float, end: 
     assert rise(curve, Baseline.of(2.304, None)) == pytest.approx(end)
 
 
+@pytest.mark.parametrize(
+    ("losses", "outcome"),
+    [
+        ((1.98, 2.12), "trains"),
+        ((1.98, 2.20), "trains"),
+        ((1.98, 2.25), "plateau"),
+        ((2.30, 2.44), "plateau"),
+    ],
+)
+def test_a_rise_to_a_loss_that_shows_learning_is_no_failure(
+    losses: tuple[float, float], outcome: str
+) -> None:
+    """Under 2.3 by 0.1, the run uses its input: image models at large rates rise and fall like this."""
+    assert decide(seen(2.4, losses, 0.9, 0.3), 2.3, tokens=False).outcome == outcome
+
+
 def test_a_slow_fall_is_counted_in_units_of_the_loss() -> None:
     """A tenth of the loss and of its unit are the same run."""
     falls = [(2.50, 2.37), (2.4625, 2.37), (2.4325, 2.37)]

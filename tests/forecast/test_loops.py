@@ -1,5 +1,6 @@
 """The training scripts of `benchmarks.loops`: their records and scores, on made-up runs."""
 
+import functools
 import math
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 from benchmarks.loops import forecasts, scores
 from benchmarks.loops.scripts import FOLDER, SCRIPTS, command, run
 from benchmarks.loops.truth import trained, trains
+from benchmarks.process import ROOT, records_of
+from benchmarks.regimes.best_rates import Named
 from benchmarks.regimes.case import RATES
-from benchmarks.regimes.scores import ladders
+from benchmarks.regimes.scores import figures, ladders
 
 SCRIPT = """
 import json, sys
@@ -17,6 +20,9 @@ said = {"last": None, "own_baseline": 2.0, "unit": 1.0, "curve": [2.5, None]}
 print("step 1")
 print(json.dumps(said | {"lr": float(sys.argv[2]), "seed": int(sys.argv[4])}))
 """
+
+
+EVIDENCE = (ROOT / "docs/forecast-evidence.md").read_text(encoding="utf-8")
 
 
 def test_every_script_of_the_folder_is_listed() -> None:
@@ -92,3 +98,40 @@ def test_a_script_is_scored_by_the_rates_that_the_command_named() -> None:
     assert not scores.named(ladder).is_right
     assert scores.named(ladder).excess == pytest.approx(0.5)
     assert math.isclose(ladder.cost, 0.1)
+
+
+@functools.cache
+def kept() -> list[Named]:
+    """The scripts as their kept forecasts and runs score."""
+    truth, said = (records_of(FOLDER / name) for name in ("truth.jsonl", "forecasts.jsonl"))
+    found, incomplete = ladders(truth, said)
+    assert not incomplete
+    return [scores.named(ladder) for ladder in found]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_row_of_a_script_in_the_docs_is_what_the_scores_are(name: str) -> None:
+    (script,) = (each for each in kept() if each.ladder.name == name)
+    f = figures([script.ladder])
+    assert script.said.rate is not None
+    largest, best = (
+        ", ".join(f"{rate:g}" for rate in dict.fromkeys(sorted(rates)))
+        for rates in (script.ladder.largest_of_replicas, script.best)
+    )
+    row = (
+        f" | {script.ladder.largest:g} | {largest} | {script.said.rate:.2g} | {best} "
+        f"| {100 * (script.excess or 0):.1f} % | {f['sure and right']} of {f['sure']} "
+        f"| {f['edge cells']}, {f['sure at the edge']} |"
+    )
+    (line,) = (line for line in EVIDENCE.splitlines() if line.startswith(f"| `{name}`"))
+    assert line.endswith(row)
+
+
+def test_the_sums_over_the_scripts_in_the_docs_are_what_the_scores_are() -> None:
+    found = [each.ladder for each in kept()]
+    f, near = figures(found), sum(each.is_right for each in kept())
+    said = (
+        f"The largest rate is within ×1.5 on {f['largest rates']} of {len(found)}, the rate to use within ×2 "
+        f"on {near} of {len(found)}, and {f['sure and right']} of {f['sure']} sure cells are right"
+    )
+    assert said in EVIDENCE

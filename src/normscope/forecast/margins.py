@@ -76,7 +76,8 @@ def rise(
 ) -> float | None:
     """Units by which the mean loss rose in the second half, or will be above the baseline; the larger one.
 
-    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet. The loss of
+    A rise to a loss that is `LEARNT` under the baseline does not count: the run uses its input. A run that
+    has `far` to go, or whose loss falls clearly, need not be near the baseline yet. The loss of
     another may fall on in two ways: what the mean loss is above the baseline shrinks by the same factor in as
     many steps, where `HELD` of its fall was noise; or it falls as that of the fixed batch, which must bring
     it `LEARNT` under the baseline.
@@ -91,7 +92,7 @@ def rise(
     if 0 < now < before - HELD:
         by_mean *= (now / (before - HELD)) ** _halves_left(curve, warmup)
     by_fixed = now - _further_fall(curve, baseline, warmup) + LEARNT
-    return max(risen, min(now, by_mean, by_fixed))
+    return max(min(risen, now + LEARNT), min(now, by_mean, by_fixed))
 
 
 def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int) -> float:
