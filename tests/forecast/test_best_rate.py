@@ -267,7 +267,7 @@ def test_rates_that_may_only_seem_stuck_fill_the_places_of_the_candidates(health
         dataclasses.replace(r, tokens=False, certainty=0.8) for r in ladder(NINE[1], rates=NINE[:healthy])
     ]
     stuck = [_stuck(lr, 5.0 + k / 10, 0.3) for k, lr in enumerate(NINE[4:9])]
-    found = candidates([*fine, *stuck])
+    found = candidates([*fine, *reversed(stuck)])
     assert found[:healthy] == sorted(fine, key=lambda each: end_loss(each) or 0.0)
     assert found[healthy:] == stuck[: CANDIDATES - healthy]
 

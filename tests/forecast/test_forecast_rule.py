@@ -147,7 +147,7 @@ def test_a_slow_run_says_whose_its_losses_are(diversity: float, sign: str) -> No
     half = dataclasses.replace(half, diversity={"x": diversity})
     end = dataclasses.replace(end, diversity={"x": diversity}, coherence=0.1, loss=4.7)
     losses = f"{start.loss:.2f} (of the first batch) to {end.recent_loss:.2f} (mean of the last batches)"
-    assert decide([start, half, end], 3.0).reason.startswith(f"{sign} the loss falls from {losses} in")
+    assert decide([start, half, end], 3.0).reason.startswith(f"{sign} the loss goes from {losses} in")
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7, 40, 300])

@@ -254,6 +254,33 @@ def test_a_mask_of_any_name_with_runs_of_different_lengths_is_padding() -> None:
     assert "targets that count" in messages
 
 
+class BatchSecond(nn.Module):
+    """Attention that takes the samples for places, in a model that also needs an index of each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.places = nn.Embedding(256, miswired.WIDTH), nn.Embedding(64, miswired.WIDTH)
+        self.attention = nn.MultiheadAttention(miswired.WIDTH, 2)
+        self.head = nn.Linear(miswired.WIDTH, 256)
+
+    def forward(self, ids_BT: Tensor, places_T: Tensor) -> Tensor:
+        x_BTC = self.ids(ids_BT) + self.places(places_T)
+        out: Tensor = self.head(x_BTC + self.attention(x_BTC, x_BTC, x_BTC)[0])
+        return out
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_as_many_places_as_samples_are_no_table_of_pairs(length: int) -> None:
+    """With four samples of four places, a batch of three samples with an index of four places fails."""
+
+    def loss(logits_BTV: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), batch["ids_BT"][:, 1:].flatten())
+
+    batch = {"ids_BT": miswired.text()[:4, :length], "places_T": torch.arange(length)}
+    findings = checked(BatchSecond(), batch, loss).findings
+    assert [f.severity for f in findings if f.code == "NS702"] == ["error"]
+
+
 class Starts(nn.Module):
     """x + α·F(x) with α = 0, whose output matrix is zero too."""
 
@@ -269,7 +296,10 @@ class Starts(nn.Module):
 
 
 def test_a_zero_start_that_learns_is_healthy() -> None:
-    assert found(miswired.trained(Starts())) == {}
+    subject = miswired.trained(Starts())
+    assert found(subject) == {}
+    (row,) = (row for row in checked(subject).measurements if row.quantity == "wiring/num-freed")
+    assert row.value
 
 
 def test_a_stack_of_zeros_learns_nothing() -> None:

@@ -88,7 +88,7 @@ def candidates(rungs: Sequence[Forecast]) -> list[Forecast]:
     half = min((rung.last_step for rung in stopped), default=0)
     ends = [end for rung in chosen if (end := end_loss(_cut(rung, half))) is not None]
     chosen += [r for r in stopped if (end := end_loss(r)) is not None and end < max(ends, default=end)]
-    stuck = [rung for rung in rungs if rung.failed and not rung.is_sure and _may_recover(rung)]
+    stuck = [rung for rung in rungs if rung.curve and rung.failed and not rung.is_sure and _may_recover(rung)]
     chosen += sorted(stuck, key=_last_loss)[: max(0, CANDIDATES - len(chosen))]
     return [*chosen, *_between(chosen, rungs)]
 

@@ -21,7 +21,7 @@ score over it. Likeliest on the 342 cells of the ladders that are set on, of 0.0
 MOST = 0.99
 """Largest certainty of a whole run, and 1 minus the smallest: another seed can always do something else."""
 UNSHOWN = 0.8
-"""Largest certainty of a long trial whose loss does not show yet that it trains: less than is called sure.
+"""Largest certainty of a trial that must show by its loss that it trains, and does not: less than is sure.
 It was chosen, not fitted."""
 ALIVE = 2.0
 """Margin of life beyond which more of it adds nothing."""

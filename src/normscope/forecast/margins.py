@@ -15,11 +15,13 @@ from normscope.forecast.thresholds import (
     HELD,
     LEAD,
     LEARNT,
+    LEAST_FALL,
     LONG,
     MOST_LEAD,
     NEAR,
     PARTED,
     SHARED,
+    STEADY,
     SUNK,
     TIME_CONSTANT,
     TRANSIENT,
@@ -76,11 +78,9 @@ def rise(
 ) -> float | None:
     """Units by which the mean loss rose in the second half, or will be above the baseline; the larger one.
 
-    A rise to a loss that is `LEARNT` under the baseline does not count: the run uses its input. A run that
-    has `far` to go, or whose loss falls clearly, need not be near the baseline yet. The loss of
-    another may fall on in two ways: what the mean loss is above the baseline shrinks by the same factor in as
-    many steps, where `HELD` of its fall was noise; or it falls as that of the fixed batch, which must bring
-    it `LEARNT` under the baseline.
+    A rise does not count where the loss is `LEARNT` under the baseline all the same: the run uses its input.
+    A run that has `far` to go, or whose loss falls clearly, need not be near the baseline yet. Of another the
+    loss at the end counts, see `_end`.
     """
     if (losses := second_half(curve, baseline)) is None:
         return None
@@ -88,11 +88,28 @@ def rise(
     risen = now - before
     if far or risen < -LEARNT:
         return risen
+    lost = min(risen, max(0.0, now + LEARNT + HELD))
+    return max(lost, _end(curve, baseline, warmup, before, now))
+
+
+def _end(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int, before: float, now: float) -> float:
+    """Units by which the loss is expected to be above the baseline at the end of a run; `now` if it is less.
+
+    It falls on if the loss of the fixed batch falls steadily, by the lower one of two estimates. What the
+    mean loss is above the baseline shrinks by the same factor in each further half of the trial's steps,
+    where `HELD` of its last fall was noise. Or it falls as that of the fixed batch: then it must come
+    `LEARNT` under the baseline, and counts as being at it.
+
+    Args:
+        before, now: those of the mean loss, half-way and at the end of the trial.
+    """
+    if steadiness(curve, baseline, warmup) < STEADY:
+        return now
     by_mean = now
     if 0 < now < before - HELD:
         by_mean *= (now / (before - HELD)) ** _halves_left(curve, warmup)
-    by_fixed = now - _further_fall(curve, baseline, warmup) + LEARNT
-    return max(min(risen, now + LEARNT), min(now, by_mean, by_fixed))
+    by_fixed = max(0.0, now - _further_fall(curve, baseline, warmup) + LEARNT + HELD)
+    return min(now, by_mean, by_fixed)
 
 
 def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int) -> float:
@@ -101,32 +118,31 @@ def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int
     Each further half of a trial's steps has the fall of the one before, times `steadiness`. The batch is the
     same each time, so that it shows a slow fall that the mean loss of other batches hides.
     """
-    ratio = steadiness(curve, warmup)
-    if ratio == 0:
-        return 0.0
+    ratio = steadiness(curve, baseline, warmup)
     fall, num = half_way(curve).loss - curve[-1].loss, _halves_left(curve, warmup)
     return fall / baseline.unit * (num if ratio == 1 else ratio * (1 - ratio**num) / (1 - ratio))
 
 
 def _halves_left(curve: Sequence[ForecastStep], warmup: int) -> float:
     """How often the steps of the second half fit into those that are left of a run."""
-    left = max(0.0, _steps_between(curve[-1].step, CRITERION_STEPS, warmup))
+    left = _steps_between(curve[-1].step, CRITERION_STEPS, warmup)
     return left / _steps_between(half_way(curve).step, curve[-1].step, warmup)
 
 
-def steadiness(curve: Sequence[ForecastStep], warmup: int = 0) -> float:
+def steadiness(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int = 0) -> float:
     """Fall in a step of the fixed batch's loss in the second half over that in the first; at most 1.
 
-    0 where the loss does not fall in both.
+    0 where the loss does not fall in both, or by less than `LEAST_FALL` in all.
     """
     half, last = half_way(curve), curve[-1]
-    if not curve[0].step < half.step < last.step:
+    fell = curve[0].loss - last.loss >= LEAST_FALL * baseline.unit
+    if not (fell and curve[0].step < half.step < last.step):
         return 0.0
     first, second = (
         (start.loss - end.loss) / _steps_between(start.step, end.step, warmup)
         for start, end in itertools.pairwise((curve[0], half, last))
     )
-    return min(1.0, second / first) if first > 0 and second > 0 else 0.0
+    return max(0.0, min(1.0, second / first)) if first > 0 else 0.0
 
 
 def second_half(curve: Sequence[ForecastStep], baseline: Baseline) -> tuple[float, float] | None:

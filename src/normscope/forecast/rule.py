@@ -22,6 +22,7 @@ from normscope.forecast.margins import (
     mean_shows_it,
     own_baseline,
     pull,
+    second_half,
     steadiness,
     with_all_baselines,
 )
@@ -59,8 +60,8 @@ class Decision:
 
     Attributes:
         is_whole: whether the trial was as long as the run, so that its own loss decided.
-        is_shown: whether the loss shows it; False of a long trial that is said to train, and whose mean loss
-            is not clearly under the loss to beat.
+        is_shown: whether the loss shows it; False of a trial that is said to train, and whose mean loss is
+            not clearly under the loss to beat, if it is long or its tokens are not clearly apart.
     """
 
     outcome: Outcome
@@ -116,16 +117,18 @@ def decide(
     if baseline.loss is not None and not is_short:
         found = _by_run(found, curve, baseline, _baseline_name(tokens, baseline), hidden)
     found = _unless_noise(found, last, baseline) if hidden == "random" else found
-    is_open = found.outcome == "trains" and baseline.loss is not None and last.step > LONG
+    sinks = not tokens and last.recent_loss is not None and _hardly_differ(last)
+    is_open = found.outcome == "trains" and baseline.loss is not None and (sinks or last.step > LONG)
     if is_open and not mean_shows_it(last, baseline):
         return _not_shown(found, last, baseline, tokens)
     return found
 
 
 def _not_shown(found: Decision, last: ForecastStep, baseline: Baseline, tokens: bool) -> Decision:
-    """The decision on a long trial that is said to train, and whose loss does not show it yet.
+    """The decision on a trial that is said to train, and whose loss does not show it, though it is long.
 
     It may stay where it is: a rate that is too large lets tokens differ, and the loss stand at the baseline.
+    The same holds for a short trial on measured values whose tokens hardly differ.
     """
     own = own_baseline(last, baseline)
     to_beat = beaten(last, baseline, _baseline_name(tokens, baseline))
@@ -289,7 +292,9 @@ def _by_agreement(
             said = f"the mean loss of the last batches is {own:.3g} after {last.step} steps, "
             said += f"not clearly under the {to_beat}"
         return Decision("plateau", said, score=score)
-    if margins.get("held", 0.0) < 0 and steadiness(curve, warmup) < STEADY:
+    before, now = second_half(curve, baseline) or (0.0, 0.0)
+    is_slow = now - before <= HELD and steadiness(curve, baseline, warmup) >= STEADY
+    if margins.get("held", 0.0) < 0 and not is_slow:
         losses = f"the mean loss of the last batches is {last.recent_loss:.3g} after {last.step} steps"
         said = f"{losses}; it has risen, or is above the {to_beat}"
         return Decision("plateau", said, score=score)
@@ -313,7 +318,7 @@ def _slow(curve: Sequence[ForecastStep], margin: float, name: str) -> Decision:
     first, last = curve[0], curve[-1]
     sign = "the tokens hardly differ, and" if _hardly_differ(last) else "no sign of failure, but"
     said = (
-        f"{sign} the loss falls from {first.loss:.2f} ({FIXED}) to {last.recent_loss:.2f} (mean of the last "
+        f"{sign} the loss goes from {first.loss:.2f} ({FIXED}) to {last.recent_loss:.2f} (mean of the last "
         f"batches) in {last.step} steps: too slowly to get under the {name} in 300 (score {margin:.2f})"
     )
     return Decision("slow", said, score=max(WORST, margin))

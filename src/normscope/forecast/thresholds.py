@@ -23,5 +23,6 @@ ENOUGH = 0.03  # pull, coherence + 3·alignment, that separates tokens further: 
 SHARED = 0.12  # pull of a run on measured values that uses its input; noise has under 0.08
 HELD = 0.02  # units by which such a run's loss may rise, or stay above that of a constant output
 STEADY = 0.5  # share of the fall in the first half that a slow run has in the second; a stuck one has less
+LEAST_FALL = 1e-3  # units by which a steady fall lowers the fixed batch's loss in a trial
 DOUBT = 0.03  # distance from `ENOUGH` within which the trial continues
 WORST = -3.0  # the lowest score

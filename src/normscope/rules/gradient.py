@@ -71,8 +71,8 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
         queries. With weights of a fixed small deviation and inputs that no norm has brought to unit size,
         the logits start near zero and hardly move.""",
     threshold=f"""RMS gradient of W_Q and of W_K both under {STARVED:g} of that of W_V. A note in some
-        branches, a warning in half of a model's attention or more. Where both are exactly zero, NS704 tells
-        a factor that starts at zero and leaves it from weights that never learn.""",
+        branches, a warning in half of a model's attention or more. Silent where both are exactly zero
+        behind a tensor of zeros, and not once that has left zero.""",
     source="""Noci et al. 2022, arXiv:2206.03126; docs/slopes.md: in the last of 32 blocks the
         ratio of both gradients is 2.7e-6 in Post-LN and 0.066 in Pre-LN.""",
     remedy="""Where the tokens have collapsed, fix the collapse first (NS202): change the placement, scale the
@@ -82,8 +82,9 @@ def gradient_explode(case: Case) -> Iterator[Hit]:
 )
 def qk_starved(case: Case) -> Iterator[Hit]:
     shares = qk_shares(case)
-    judged_by_ns704 = "" in case.finite("wiring/num-starved")
-    low = (site for site, share in shares.items() if share < STARVED and (share or not judged_by_ns704))
+    zero = [site for site, share in shares.items() if share == 0]
+    is_zero_start = len(zero) <= case.finite("wiring/num-freed").get("", 0.0)
+    low = (site for site, share in shares.items() if share < STARVED and (share or not is_zero_start))
     sites = case.in_depth(low)
     if not sites:
         return

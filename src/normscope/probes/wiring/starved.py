@@ -3,6 +3,7 @@
     wiring/no-gradient    1 for a trained parameter that gets none: no path from the loss, or exactly zero
     wiring/needed         1 where the loss changes with such a parameter, 0 where not: the parameter is unused
     wiring/num-starved    number of the parameters without gradient, at ""
+    wiring/num-freed      number of those that get one when tensors of zeros leave zero, at ""
     wiring/needed-share   share of the trained entries that get none and are needed, at ""
     wiring/clip-factor    clip / norm of all gradients, at "", where the user clips
     wiring/norm-share     share of the squared gradient norm of the tensor that has most of it
@@ -58,12 +59,15 @@ def starved_rows(
         return
     starved = [p for p in parameters.trained() if _is_nothing(backward.of(p))]
     called: set[str] = set()
+    freed = 0
     if starved:
         with seeded(subject.seed):
-            starved = _after_zero_start(subject, parameters, starved, backward)
+            before, starved = len(starved), _after_zero_start(subject, parameters, starved, backward)
+            freed = before - len(starved)
             starved = _on_more_batches(subject, starved, called)
     starved = _reported(parameters, starved)
     yield Measurement("wiring/num-starved", "", float(len(starved)))
+    yield Measurement("wiring/num-freed", "", float(freed))
     if starved:
         yield from _rows(subject, anatomy, parameters, starved, called)
 
