@@ -1,6 +1,6 @@
 """Eight training scripts for `normscope check --forecast -- python ...`, unlike in model, data and loop.
 
-The scripts and their truth were fixed before any forecast of them was scored, and no rule was changed after.
+The scripts and their truth were fixed before any forecast of them was scored, see docs/forecast-evidence.md.
 Each stands alone, as a user's does, and takes 300 steps at a constant learning rate. `scripts` lists and runs
 them, `truth` trains them at nine learning rates and three seeds, `forecasts` forecasts them by the command
 line, and `scores` compares both. `truth.jsonl` and `forecasts.jsonl` hold the results.

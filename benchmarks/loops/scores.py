@@ -24,7 +24,7 @@ def named(ladder: Scored) -> Named:
 
 
 def lines_of(script: Named) -> list[str]:
-    """What was forecast of one script, and what its runs did, as text."""
+    """Lines of text on what was forecast of one script, and on what its runs did."""
     ladder, said = script.ladder, script.said
     lost = "" if script.excess is None else f", {100 * script.excess:.1f} % of the fall lost"
     return [

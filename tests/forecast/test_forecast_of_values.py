@@ -163,7 +163,7 @@ def test_a_rise_to_a_loss_that_shows_learning_is_no_failure(
     losses: tuple[float, float], outcome: str
 ) -> None:
     """Under 2.3 by 0.1, the run uses its input: image models at large rates rise and fall like this."""
-    said = decide(seen(2.4, losses, 0.9, 0.3), 2.3, tokens=False)
+    said = decide(falling((2.40, 2.29, 2.29), losses), 2.3, tokens=False)
     assert said.outcome == outcome
     assert said.score is not None
     assert said.score <= 0.5, "it may lose what it has learnt"
@@ -192,6 +192,7 @@ def test_a_short_trial_whose_tokens_hardly_differ_must_show_by_its_loss_that_it_
     found = certainty(said, curve)
     assert found is not None
     assert (found <= UNSHOWN) == (not is_shown)
+    assert decide(curve, 2.304).is_shown, "tokens that hardly differ are another margin of ids"
 
 
 def test_a_larger_rate_that_has_learnt_shows_that_the_batches_agree() -> None:

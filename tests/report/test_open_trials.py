@@ -61,6 +61,7 @@ def test_other_verdicts_stand_alone(verdict: str, outcome: str) -> None:
     [
         ("healthy", "trains", 0.69, True),
         ("at risk", "trains", 0.89, True),
+        ("at risk", "plateau", 0.56, True),
         ("will fail", "collapses", 0.2, True),
         ("healthy", "trains", 0.9, False),
         ("will fail", "collapses", 0.1, False),

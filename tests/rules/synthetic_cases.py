@@ -481,7 +481,11 @@ PAIRS: dict[str, list[Pair]] = {
         Pair("not drowned", N, norms(MEDIAN, precision.DROWNED * UNDER), norms(MEDIAN, 0.0)),
     ],
     "NS506": [Pair("born", E, case(("precision/non-finite", "layers.4.mlp", 1.0)), case())],
-    "NS601": [Pair("outcome", E, case(forecast=trial("plateau")), TRAINS)],
+    "NS601": [
+        Pair("outcome", E, case(forecast=trial("plateau")), TRAINS),
+        Pair("unlikely", E, case(forecast=trial("plateau", certainty=0.49)), TRAINS),
+        Pair("likely all the same", W, case(forecast=trial("plateau", certainty=0.5)), TRAINS),
+    ],
     "NS602": [Pair("outcome", W, case(forecast=trial("needs-warmup")), TRAINS)],
     "NS603": [Pair("outcome", E, case(forecast=trial("diverges")), TRAINS)],
     "NS701": [

@@ -124,7 +124,7 @@ def _further_fall(curve: Sequence[ForecastStep], baseline: Baseline, warmup: int
 
 
 def _halves_left(curve: Sequence[ForecastStep], warmup: int) -> float:
-    """How often the steps of the second half fit into those that are left of a run."""
+    """Number of times that the steps of the second half fit into those that are left of a run."""
     left = _steps_between(curve[-1].step, CRITERION_STEPS, warmup)
     return left / _steps_between(half_way(curve).step, curve[-1].step, warmup)
 

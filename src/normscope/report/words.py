@@ -54,7 +54,7 @@ def headline(verdict: str, forecast: Forecast | None, ladder: LadderForecast | N
     if verdict != "will fail" and forecast.outcome in ("undecided", "slow", "not measured"):
         risk = risk_in_words(forecast)
         return f"{verdict}, trial {forecast.outcome}" + (f", {risk}" if risk else "")
-    rests_on_it = forecast.failed if verdict == "will fail" else forecast.outcome == "trains"
+    rests_on_it = forecast.failed or (forecast.outcome == "trains" and verdict != "will fail")
     if rests_on_it and forecast.certainty is not None and not forecast.is_sure:
         return f"{verdict}, probability of training {forecast.certainty:.2f}"
     return verdict

@@ -16,6 +16,8 @@ WATCH = (
     "infinity comes from (docs/monitor.md)."
 )
 """Sentence of a trial whose loss is not finite after a fall."""
+EVEN = 0.5
+"""Probability of training from which a run that seems stuck is not said to fail."""
 
 
 @rule(
@@ -27,7 +29,8 @@ WATCH = (
     threshold=f"""The forecast's outcome is plateau: a token diversity under {PARTED:g} and a pull (coherence
         + 3·alignment) under {ENOUGH:g}; or, after {CRITERION_STEPS} steps, a mean loss that has stopped
         falling, less than {LEARNT:g} nats above the unigram entropy and less than {HELD:g} under it. A
-        healthy run that is only slow has the outcome "slow", which is no finding.""",
+        warning where the probability of training is {EVEN:g} or more all the same. A healthy run that is
+        only slow has the outcome "slow", which is no finding.""",
     source="""Our ladders of learning rates, 300 steps each, tuned on some and reported on others
         (docs/forecast.md).""",
     remedy="""Warm up over at least 100 steps, divide the learning rate by 3 to 10, or put the norms inside
@@ -45,7 +48,8 @@ WATCH = (
 )
 def plateau(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "plateau"):
-        yield trial_hit(Severity.ERROR, forecast)
+        is_likely = forecast.certainty is not None and forecast.certainty >= EVEN
+        yield trial_hit(Severity.WARNING if is_likely else Severity.ERROR, forecast)
 
 
 @rule(

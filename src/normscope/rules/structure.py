@@ -82,7 +82,7 @@ def _plain_post(branch: Branch) -> bool:
     threshold=f"""A stack that was read as a whole, ends in Pre-LN, res-post or Peri-LN branches and has no
         norm after its last block. A note where the stream is the model's output and no weight reads it,
         where the RMS of its last state lies between 1/{UNIT:g} and {UNIT:g} (a norm would hardly change
-        it), and where that is within ×{KEPT:g} of the RMS of its input (branches that start small).
+        it), or within ×{KEPT:g} of the RMS of its input (the blocks add little at the start).
         Silent where nothing but linear maps lies between the stream and a norm (the neck of a vision
         backbone): the norm then hides the stream's size.""",
     source="""Xiong et al. 2020, arXiv:2002.04745, Lemma 2 and section 3; every published Pre-LN language
@@ -109,7 +109,8 @@ def missing_final_norm(case: Case) -> Iterator[Hit]:
         grave = (
             stack.read_by == "weights" and not _is_within(UNIT, end, 1.0) and not _is_within(KEPT, end, start)
         )
-        yield Hit(note_or_warning(grave), (last.site,), message, case.rows((last.site,), "stream/rms"))
+        rows = case.rows((f"{stack.name}.input", last.site), "stream/rms")
+        yield Hit(note_or_warning(grave), (last.site,), message, rows)
 
 
 def _is_within(factor: float, rms: float | None, other: float | None) -> bool:
