@@ -56,7 +56,7 @@ def _no_ladder(reason: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A part of a report as a record holds it: figures that are not finite are null, others have six digits."""
+    """A part of a report as a record holds it: figures have six digits, or are null if not finite."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list):
