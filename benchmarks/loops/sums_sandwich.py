@@ -125,16 +125,7 @@ def main() -> None:
         targets.append(window[:, 1:].flatten())
         if step % 60 == 59:
             print(f"{step + 1}/{STEPS} {losses[-1]:.3f}")
-    means = [sum(losses[i : i + LAST]) / LAST for i in range(0, STEPS, LAST)]
-    curve = [round(mean, 4) if math.isfinite(mean) else None for mean in means]
-    counts = torch.bincount(torch.cat(targets[-LAST:])).float()
-    entropy = round(float(torch.distributions.Categorical(counts).entropy()), 4)
-    print(
-        json.dumps(
-            {"lr": options.lr, "seed": options.seed, "last": curve[-1], "own_baseline": entropy, "unit": 1.0}
-            | {"curve": curve}
-        )
-    )
+    print(json.dumps({"losses": losses, "counts": torch.bincount(torch.cat(targets[-LAST:])).tolist()}))
 
 
 if __name__ == "__main__":

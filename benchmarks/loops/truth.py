@@ -3,18 +3,23 @@
     python -m benchmarks.loops.truth FILE [--only WORD]
 
 One line of JSON is one run; an interrupted run of this command is continued. `truth.jsonl` beside this file
-has what was trained. A run trains if the mean of its last 20 losses is under the loss without the input, on
-the batches of the same steps, by a tenth of its unit: 0.1 nats, or a tenth of the loss of the best constant.
+has what was trained. The last line of a script has its losses, and the counts of the targets of its last 20
+steps, or the loss of their best constant. A run trains if the mean of its last 20 losses is under the loss
+without the input, on the batches of the same steps, by a tenth of its unit: 0.1 nats, or a tenth of the loss
+of the best constant.
 """
 
 import argparse
 import itertools
 import json
+import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loops.scripts import FOLDER, SCRIPTS, command, run
-from benchmarks.process import records_of
+from benchmarks.process import EVERY, records_of
 from benchmarks.regimes.case import RATES, SHARE
 from benchmarks.regimes.truth import REPLICAS
 
@@ -30,18 +35,28 @@ def trained(script: Path, lr: float, seed: int) -> dict[str, Any]:
     if done.returncode != 0:
         raise RuntimeError(f"{words} failed:\n{done.stderr}")
     said = json.loads(done.stdout.splitlines()[-1])
+    means = [statistics.fmean(said["losses"][i : i + EVERY]) for i in range(0, len(said["losses"]), EVERY)]
+    curve = [round(mean, 4) if math.isfinite(mean) else None for mean in means]
+    baseline = round(said["constant"] if "constant" in said else entropy(said["counts"]), 4)
+    unit = baseline if "constant" in said else 1.0
     return {
         "case": script.stem,
         "replica": seed,
         "lr": lr,
-        "baseline": said["own_baseline"],
-        "own_baseline": said["own_baseline"],
-        "unit": said["unit"],
-        "last": said["last"],
-        "trains": trains(said["last"], said["own_baseline"], said["unit"]),
-        "curve": said["curve"],
+        "baseline": baseline,
+        "own_baseline": baseline,
+        "unit": unit,
+        "last": curve[-1],
+        "trains": trains(curve[-1], baseline, unit),
+        "curve": curve,
         "seconds": round(seconds, 2),
     }
+
+
+def entropy(counts: Sequence[int]) -> float:
+    """Entropy of the frequencies that have these counts, in nats."""
+    shares = [count / sum(counts) for count in counts if count]
+    return -sum(share * math.log(share) for share in shares)
 
 
 def trains(last: float | None, baseline: float, unit: float) -> bool:

@@ -16,9 +16,9 @@ from benchmarks.regimes.scores import figures, ladders
 
 SCRIPT = """
 import json, sys
-said = {"last": None, "own_baseline": 2.0, "unit": 1.0, "curve": [2.5, None]}
+lr, seed = float(sys.argv[2]), int(sys.argv[4])
 print("step 1")
-print(json.dumps(said | {"lr": float(sys.argv[2]), "seed": int(sys.argv[4])}))
+print(json.dumps({"losses": [2.5] * 20 + [lr if seed else float("nan")] * 20} | TARGETS))
 """
 
 
@@ -42,10 +42,16 @@ def test_a_run_trains_a_tenth_of_its_unit_under_the_baseline(
 
 def test_the_last_line_of_a_script_is_its_record(tmp_path: Any) -> None:
     file = tmp_path / "toy.py"
-    file.write_text(SCRIPT)
+    file.write_text(SCRIPT.replace("TARGETS", "{'counts': [3, 0, 1]}"))
     found = trained(file, 1e-3, 2)
-    assert (found["case"], found["lr"], found["replica"], found["trains"]) == ("toy", 1e-3, 2, False)
-    assert found["curve"] == [2.5, None]
+    assert (found["case"], found["lr"], found["replica"], found["trains"]) == ("toy", 1e-3, 2, True)
+    assert (found["curve"], found["last"]) == ([2.5, 1e-3], 1e-3)
+    assert found["own_baseline"] == round(0.75 * math.log(4 / 3) + 0.25 * math.log(4), 4)
+    assert found["unit"] == 1
+    broken = trained(file, 1e-3, 0)
+    assert (broken["curve"], broken["last"], broken["trains"]) == ([2.5, None], None, False)
+    file.write_text(SCRIPT.replace("TARGETS", "{'constant': 0.5}"))
+    assert (trained(file, 1e-3, 1)["own_baseline"], trained(file, 1e-3, 1)["unit"]) == (0.5, 0.5)
     file.write_text("raise SystemExit('it broke')")
     with pytest.raises(RuntimeError, match="it broke"):
         trained(file, 1e-3, 2)
