@@ -14,12 +14,10 @@ from typing import Any
 from benchmarks.loops.scripts import FOLDER, SCRIPTS, command, run
 from benchmarks.process import records_of
 from benchmarks.regimes.case import RATES
-from benchmarks.regimes.forecasts import WANTED
+from benchmarks.regimes.forecasts import WANTED, finite
 from normscope.forecast.record import is_same_rate
 
 _OPTIONS = ["--rates", ",".join(f"{rate:g}" for rate in RATES), "--format", "json", "--quiet-script"]
-_NOT_FINITE = ("nan", "inf", "-inf")
-"""Words of a report for figures that are not finite."""
 _NONE = {"rate": None, "low": None, "high": None, "warmup": 0}
 
 
@@ -39,7 +37,7 @@ def forecasts(script: Path) -> list[dict[str, Any]]:
             "seconds": round(seconds / len(RATES), 3),
             "largest_rate": ladder["largest_rate"],
             "best": ladder["best"],
-            **_plain(rung),
+            **finite(rung),
             "lr": rate,
         }
         for rate in RATES
@@ -53,17 +51,6 @@ def _no_ladder(reason: str) -> dict[str, Any]:
     settings = {"optimizer": "", "warmup": 0, "steps": 0, "unigram_entropy": None, "curve": []}
     rungs = [said | settings | {"lr": rate} for rate in RATES]
     return {"largest_rate": None, "best": _NONE | {"reason": reason}, "rungs": rungs}
-
-
-def _plain(value: Any) -> Any:
-    """A part of a report as a record holds it: figures have six digits, or are null if not finite."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    return None if value in _NOT_FINITE else value
 
 
 def main() -> None:

@@ -14,10 +14,12 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.entropy import plain
 from benchmarks.loops.scripts import FOLDER, SCRIPTS, command, run
 from benchmarks.process import EVERY, records_of
 from benchmarks.regimes.case import RATES, SHARE
@@ -37,7 +39,7 @@ def trained(script: Path, lr: float, seed: int) -> dict[str, Any]:
     said = json.loads(done.stdout.splitlines()[-1])
     means = [statistics.fmean(said["losses"][i : i + EVERY]) for i in range(0, len(said["losses"]), EVERY)]
     curve = [round(mean, 4) if math.isfinite(mean) else None for mean in means]
-    baseline = round(said["constant"] if "constant" in said else entropy(said["counts"]), 4)
+    baseline = round(said["constant"] if "constant" in said else plain(np.array(said["counts"])), 4)
     unit = baseline if "constant" in said else 1.0
     return {
         "case": script.stem,
@@ -51,12 +53,6 @@ def trained(script: Path, lr: float, seed: int) -> dict[str, Any]:
         "curve": curve,
         "seconds": round(seconds, 2),
     }
-
-
-def entropy(counts: Sequence[int]) -> float:
-    """Entropy of the frequencies that have these counts, in nats."""
-    shares = [count / sum(counts) for count in counts if count]
-    return -sum(share * math.log(share) for share in shares)
 
 
 def trains(last: float | None, baseline: float, unit: float) -> bool:

@@ -31,6 +31,8 @@ from normscope.train import Recipe
 
 WANTED = 1e-3
 """Learning rate whose warm-up is forecast, on every ladder."""
+NOT_FINITE = ("nan", "inf", "-inf")
+"""Words of a report in JSON for figures that are not finite."""
 
 
 def name_of(case: Case) -> str:
@@ -76,18 +78,19 @@ def whole_trials() -> Iterator[None]:
 
 def _plain(rung: Forecast) -> dict[str, Any]:
     """A forecast as JSON can hold it: numbers that are not finite are null, others have six digits."""
-    found: dict[str, Any] = _finite(rung.to_dict())
+    found: dict[str, Any] = finite(rung.to_dict())
     return found
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A part of a report as a record holds it: figures have six digits, or are null if not finite."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return None if value in NOT_FINITE else value
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from benchmarks.loops.truth import trained, trains
 from benchmarks.process import ROOT, records_of
 from benchmarks.regimes.best_rates import Named
 from benchmarks.regimes.case import RATES
+from benchmarks.regimes.forecasts import finite
 from benchmarks.regimes.scores import figures, ladders
 
 SCRIPT = """
@@ -69,7 +70,7 @@ def test_a_script_that_cannot_be_forecast_is_not_measured(tmp_path: Any) -> None
 
 
 def test_figures_that_are_not_finite_are_null() -> None:
-    assert forecasts._plain({"a": ["nan", "inf", 1 / 3, None, 3], "reason": "information"}) == {
+    assert finite({"a": ["nan", "inf", 1 / 3, None, 3], "reason": "information"}) == {
         "a": [None, None, 0.333333, None, 3],
         "reason": "information",
     }

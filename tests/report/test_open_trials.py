@@ -87,7 +87,14 @@ def test_a_headline_that_rests_on_the_ladders_trial_has_its_probability() -> Non
 
 @pytest.mark.parametrize(
     ("outcome", "certainty", "differs"),
-    [("slow", 0.6, True), ("slow", 0.4, False), ("trains", 0.4, True), ("trains", 0.6, False)],
+    [
+        ("slow", 0.6, True),
+        ("slow", 0.4, False),
+        ("trains", 0.4, True),
+        ("trains", 0.6, False),
+        ("plateau", 0.6, True),
+        ("plateau", 0.4, False),
+    ],
 )
 def test_a_probability_on_the_other_side_of_the_outcome_is_explained(
     outcome: str, certainty: float, differs: bool

@@ -14,6 +14,8 @@ Outcome = Literal[
 
 SURE = 0.9
 """Probability of either result from which a forecast is sure."""
+EVEN = 0.5
+"""Probability of training from which a run is likelier to train than to fail."""
 SAME_RATE = 0.01
 """Relative difference of learning rates up to which they are one: that of a rounded rate in a ladder."""
 
@@ -114,6 +116,16 @@ class Forecast:
     def failed(self) -> bool:
         """Whether the run does not train, however long it takes."""
         return self.outcome in ("collapses", "plateau", "diverges")
+
+    @property
+    def is_near_limit(self) -> bool:
+        """Whether the outcome and the probability of training are on different sides of a half.
+
+        The outcome follows the smallest margin alone; the probability also weighs the others, as runs went.
+        """
+        if self.certainty is None or not (self.trains or self.failed or self.outcome == "slow"):
+            return False
+        return self.trains != (self.certainty >= EVEN)
 
     @property
     def is_untried(self) -> bool:

@@ -9,7 +9,7 @@ from normscope.forecast.best_rate import rates_on
 from normscope.forecast.range_test import LAST
 from normscope.report.console import NOTHING
 from normscope.report.figure_table import FigureTable
-from normscope.report.words import NEAR_LIMIT, differs_from_certainty, risk_in_words
+from normscope.report.words import NEAR_LIMIT, risk_in_words
 from normscope.rules import figure
 from normscope.rules.remedies import LOWER_RATES, REMEDIES, Attempt, Rescue
 from normscope.train import CRITERION_STEPS
@@ -93,7 +93,7 @@ def other_trial_in_words(trial: Forecast | None, ladder: LadderForecast) -> str:
 
 def near_limit_in_words(ladder: LadderForecast) -> str:
     """The rates whose outcome and probability point to different sides; "" where there are none."""
-    rates = [f"{rung.lr:g}" for rung in ladder.rungs if differs_from_certainty(rung)]
+    rates = [f"{rung.lr:g}" for rung in ladder.rungs if rung.is_near_limit]
     return f"outcome and probability differ at {', '.join(rates)}: {NEAR_LIMIT}" if rates else ""
 
 

@@ -87,20 +87,10 @@ def certainty_in_words(forecast: Forecast) -> str:
         return ""
     said = f"probability of training {forecast.certainty:.2f}"
     said = said if forecast.is_sure else f"{said}, not sure"
-    return f"{said}: {NEAR_LIMIT}" if differs_from_certainty(forecast) else said
+    return f"{said}: {NEAR_LIMIT}" if forecast.is_near_limit else said
 
 
 NEAR_LIMIT = "near the limit, where runs go either way"
-
-
-def differs_from_certainty(forecast: Forecast) -> bool:
-    """Whether the outcome is "slow" beside a probability of training of a half or more, or the reverse.
-
-    The outcome follows the smallest margin alone; the probability also weighs the others, as runs went.
-    """
-    likely = forecast.certainty is not None and forecast.certainty >= 0.5
-    unlikely = forecast.certainty is not None and forecast.certainty < 0.5
-    return (likely and forecast.outcome == "slow") or (unlikely and forecast.outcome == "trains")
 
 
 def too_early_in_words(forecast: Forecast, ladder: LadderForecast | None) -> str:

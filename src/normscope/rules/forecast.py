@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 
 from normscope.forecast import Forecast
+from normscope.forecast.record import EVEN
 from normscope.forecast.thresholds import ENOUGH, HELD, LEARNT, PARTED
 from normscope.rules.finding import Severity
 from normscope.rules.rule import Case, Hit, rule
@@ -16,8 +17,6 @@ WATCH = (
     "infinity comes from (docs/monitor.md)."
 )
 """Sentence of a trial whose loss is not finite after a fall."""
-EVEN = 0.5
-"""Probability of training from which a run that seems stuck is not said to fail."""
 
 
 @rule(
@@ -48,8 +47,7 @@ EVEN = 0.5
 )
 def plateau(case: Case) -> Iterator[Hit]:
     if forecast := _with_outcome(case, "plateau"):
-        is_likely = forecast.certainty is not None and forecast.certainty >= EVEN
-        yield trial_hit(Severity.WARNING if is_likely else Severity.ERROR, forecast)
+        yield trial_hit(Severity.WARNING if forecast.is_near_limit else Severity.ERROR, forecast)
 
 
 @rule(
