@@ -1,4 +1,4 @@
-"""Examinations of a script's first batch: how its model can be run, and what its losses are."""
+"""Examinations of a script's first step: how its model can be run, and what its losses are."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def why_not_alone(model: nn.Module, batch: Mapping[str, Any]) -> str:
     except CommunicationError as error:
         return str(error)
     except Exception:  # the look fails in the same way, and says so
-        return ""
+        pass
     return ""
 
 
